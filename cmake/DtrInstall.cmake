@@ -1,0 +1,63 @@
+# Installation: libraries, headers, CMake package and pkg-config file, all relocatable.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS dtr dtr_static EXPORT dtr-targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+get_property(layers GLOBAL PROPERTY DTR_LAYERS)
+foreach(layer IN LISTS layers)
+  install(DIRECTORY ${layer}/include/dtr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+endforeach()
+install(FILES "${PROJECT_BINARY_DIR}/include/dtr/version.h" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/dtr)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+foreach(tool dtr-info dtr-doctor dtr-bench dtr-ddp-bench)
+  if(TARGET ${tool})
+    set_target_properties(${tool} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endforeach()
+
+# What the static library needs. In dtr.pc MPI goes by its own pkg-config name where it has one, because dtr/mpi.h needs
+# its headers too; optional packages are plain flags there, since --static would ask for their static libraries.
+get_property(DTR_PRIVATE_PACKAGES GLOBAL PROPERTY DTR_PC_PACKAGES)
+set(DTR_PRIVATE_PLAIN m ${CMAKE_DL_LIBS})
+set(DTR_PRIVATE_NAMES ${MPI_C_LIB_NAMES} ${DTR_PRIVATE_PACKAGES} ${DTR_PRIVATE_PLAIN} pthread)
+
+# CMake package. Before 1.0 a minor version may change the interface, so only the same minor version fits.
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/dtr)
+set(compatibility SameMajorVersion)
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatibility SameMinorVersion)
+endif()
+configure_package_config_file(cmake/dtr-config.cmake.in "${PROJECT_BINARY_DIR}/dtr-config.cmake"
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/dtr-config-version.cmake" COMPATIBILITY ${compatibility})
+install(FILES "${PROJECT_BINARY_DIR}/dtr-config.cmake" "${PROJECT_BINARY_DIR}/dtr-config-version.cmake"
+  DESTINATION ${package_dir})
+install(EXPORT dtr-targets NAMESPACE dtr:: DESTINATION ${package_dir})
+
+# pkg-config. The prefix is found from the place of the file itself.
+file(RELATIVE_PATH pc_to_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" DTR_PC_PREFIX "\${pcfiledir}/${pc_to_prefix}")
+set(pc_name ompi-c)
+if(DTR_MPI_NAME MATCHES "MPICH")
+  set(pc_name mpich)
+endif()
+set(DTR_PC_REQUIRES "")
+set(pc_libs ${DTR_PRIVATE_PLAIN} pthread)
+get_property(pc_flags GLOBAL PROPERTY DTR_PC_LIBS)
+if(PkgConfig_FOUND)
+  pkg_check_modules(DTR_MPI_PC QUIET ${pc_name})
+endif()
+if(DTR_MPI_PC_FOUND AND "${DTR_MPI_NAME}" MATCHES " ${DTR_MPI_PC_VERSION}$") # and not another one of that name
+  set(DTR_PC_REQUIRES ${pc_name})
+else()
+  list(PREPEND pc_libs ${MPI_C_LIB_NAMES})
+endif()
+list(TRANSFORM pc_libs PREPEND "-l")
+list(JOIN pc_flags " " pc_flags)
+list(JOIN pc_libs " " DTR_PC_LIBS)
+string(PREPEND DTR_PC_LIBS "${pc_flags} ")
+configure_file(cmake/dtr.pc.in "${PROJECT_BINARY_DIR}/dtr.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/dtr.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,31 @@
+# Optional libraries, found through pkg-config.
+#
+#   dtr_optional_package(HWLOC hwloc "binding of the progress thread")
+# declares DTR_HWLOC=AUTO|ON|OFF and, where the library is used, the target PkgConfig::HWLOC for the LIBS of a layer.
+# Installed static libraries and dtr.pc name what was used.
+find_package(PkgConfig)
+set_property(GLOBAL PROPERTY DTR_PC_PACKAGES "")
+set_property(GLOBAL PROPERTY DTR_PC_LIBS "")
+set_property(GLOBAL PROPERTY DTR_SUMMARY "")
+
+macro(dtr_optional_package name pc purpose)
+  set(DTR_${name} AUTO CACHE STRING "Use ${pc} for ${purpose}: AUTO, ON or OFF")
+  set_property(CACHE DTR_${name} PROPERTY STRINGS AUTO ON OFF)
+  set(dtr_line "off")
+  if(DTR_${name} STREQUAL "AUTO" OR DTR_${name})
+    if(PkgConfig_FOUND)
+      pkg_check_modules(${name} IMPORTED_TARGET GLOBAL ${pc})
+    endif()
+    if(TARGET PkgConfig::${name})
+      set(dtr_line "${${name}_VERSION}")
+      set_property(GLOBAL APPEND PROPERTY DTR_PC_PACKAGES ${pc})
+      set_property(GLOBAL APPEND PROPERTY DTR_PC_LIBS ${${name}_LDFLAGS})
+    elseif(NOT DTR_${name} STREQUAL "AUTO")
+      message(FATAL_ERROR "DTR_${name}=${DTR_${name}}: ${pc} was not found by pkg-config (used for ${purpose})")
+    else()
+      set(dtr_line "not found: no ${purpose}")
+    endif()
+  endif()
+  string(SUBSTRING "${pc}                 " 0 16 dtr_label)
+  set_property(GLOBAL APPEND PROPERTY DTR_SUMMARY "${dtr_label} ${dtr_line}")
+endmacro()
