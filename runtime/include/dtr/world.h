@@ -1,0 +1,156 @@
+/* The world: all ranks that started together, bootstrapped over MPI.
+ *
+ * A world owns everything the library starts: its communicators, threads, memory and groups.
+ * Several worlds may live at once; each has its own groups, names and sequence numbers. Nothing is
+ * process-wide. */
+#ifndef DTR_WORLD_H
+#define DTR_WORLD_H
+
+#include <dtr/device.h>
+
+DTR_BEGIN_DECLS
+
+typedef struct dtr_world_options {
+    size_t struct_size;  /* set by DTR_WORLD_OPTIONS_INIT */
+    double timeout_s;    /* of operations; 0: DTR_TIMEOUT, else 1800 s on CPU; INFINITY: none */
+    const char *backend; /* "cpu:mpi"; NULL: DTR_BACKEND, else "cpu:auto,cuda:auto" */
+    dtr_device device;   /* this rank's compute device, read when has_device */
+    bool has_device;
+    bool keep_mpi; /* leave MPI initialised at destroy, so that a later create works */
+    /* NULL: stderr or DTR_LOG_FILE. Called on any thread of the process, one line at a time. */
+    void (*log_fn)(void *arg, int level, const char *line);
+    void *log_arg;
+    uint32_t flags; /* none defined: 0 */
+} dtr_world_options;
+#ifdef __cplusplus
+#define DTR_WORLD_OPTIONS_INIT \
+    { sizeof(dtr_world_options), 0, 0, { DTR_CPU, 0 }, false, false, 0, 0, 0 }
+#else
+#define DTR_WORLD_OPTIONS_INIT \
+    { .struct_size = sizeof(dtr_world_options) }
+#endif
+
+/* Levels given to log_fn. */
+enum { DTR_LOG_ERROR = 0, DTR_LOG_WARN = 1, DTR_LOG_INFO = 2, DTR_LOG_DEBUG = 3 };
+
+/** Create a world over MPI_COMM_WORLD; initialises MPI (thread multiple) when nobody has. Without
+ * mpirun it has one rank. `options` may be NULL. On failure `*world` is untouched and nothing is
+ * left running, except that MPI stays initialised: the call may be tried again, and the next
+ * dtr_world_destroy, or the program, finalises it.
+ *  @collective all ranks of MPI_COMM_WORLD
+ *  @blocking   until all ranks have entered
+ *  @gpu        picks this rank's device, creates no context on others
+ *  @errors     DTR_ERR_ARG, DTR_ERR_DEVICE, DTR_ERR_STATE (MPI already finalised), DTR_ERR_MPI,
+ * DTR_ERR_NOMEM, DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early), DTR_ERR_MISMATCH
+ * (ranks load different versions of the library); DTR_ERR_REMOTE where another rank failed
+ *  @since 0.1 */
+DTR_API dtr_status dtr_world_create(const dtr_world_options *options, dtr_world **world);
+
+/** Drain all operations, destroy the remaining groups in reverse order (one warning each), stop all
+ * threads and free everything. Finalises MPI only if the library initialised it and no world is
+ * left. NULL is DTR_OK.
+ *  @collective all ranks of the world
+ *  @blocking   up to each group's timeout
+ *  @gpu        waits for its streams
+ *  @errors     DTR_ERR_TIMEOUT when work was still unfinished, DTR_ERR_STATE when MPI was finalised
+ * before; everything local is freed in either case
+ *  @since 0.1 */
+DTR_API dtr_status dtr_world_destroy(dtr_world *world);
+
+/** Rank of this process in the world, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_rank(const dtr_world *world);
+
+/** Number of ranks in the world, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_size(const dtr_world *world);
+
+/** Rank of this process among the ranks of its node (shared-memory split, never a launcher
+ * variable), -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_local_rank(const dtr_world *world);
+
+/** Number of the world's ranks on this node, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_local_size(const dtr_world *world);
+
+/** Index of this node, 0.. in order of its lowest world rank, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_node(const dtr_world *world);
+
+/** Number of nodes the world spans, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_node_count(const dtr_world *world);
+
+/** This rank's compute device: the one in the options, else the nearest free GPU, else {DTR_CPU, 0}
+ * (also for NULL).
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API dtr_device dtr_world_device(const dtr_world *world);
+
+/** Number of live groups on this rank, the world's own included; -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API int dtr_world_group_count(const dtr_world *world);
+
+/** List the live groups of this rank in creation order. `*n` becomes their number; at most `cap`
+ * are written to `list`.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors DTR_ERR_ARG (NULL, negative cap)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_world_list_groups(const dtr_world *world, dtr_group **list, int cap, int *n);
+
+/** The live group of this rank with that name ("world" is the world's own), NULL when there is
+ * none.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API dtr_group *dtr_world_find_group(const dtr_world *world, const char *name);
+
+/** The live group created with that tag and exactly that list of world ranks (order counts), NULL
+ * when there is none.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors none
+ *  @since 0.1 */
+DTR_API dtr_group *dtr_world_find_tagged(const dtr_world *world, const char *tag,
+                                         const int *world_ranks, int n);
+
+DTR_END_DECLS
+
+#endif /* DTR_WORLD_H */

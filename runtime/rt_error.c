@@ -1,0 +1,250 @@
+/* The thread's last-error record: fixed buffers in thread-local storage, so that reporting an error
+ * needs no memory. */
+#include "rt_error.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rt_world.h"
+
+enum { MESSAGE_MAX = 3072, NATIVE_MAX = 512 };
+
+typedef struct error_record {
+    dtr_status status;
+    const char *file; /* literal */
+    int line;
+    uint64_t seq;
+    int world_rank;
+    dtr_native native;
+    int native_code;
+    char operation[48], group[64], host[64];
+    char native_text[NATIVE_MAX];
+    char message[MESSAGE_MAX]; /* last: a saved copy ends with its text */
+} error_record;
+
+struct dtr__error_copy {
+    error_record record; /* allocated only as far as the message goes */
+};
+
+static _Thread_local error_record last = { .world_rank = -1, .file = "" };
+
+static void copy_text(char *to, size_t cap, const char *from) {
+    snprintf(to, cap, "%s", from == NULL ? "" : from);
+}
+
+/* MPI libraries give stacks of several lines; a message is one line. */
+static void one_line(char *text) {
+    size_t n = strlen(text);
+    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == ' ')) {
+        text[--n] = '\0';
+    }
+    for (char *c = text; *c != '\0'; c++) {
+        if (*c == '\n' || *c == '\t' || *c == '\r') {
+            *c = ' ';
+        }
+    }
+}
+
+/* "runtime/rt_world.c" out of the path the compiler was given. */
+static const char *short_file(const char *path) {
+    const char *cut = path, *before = path;
+    for (const char *c = path; *c != '\0'; c++) {
+        if (*c == '/') {
+            before = cut;
+            cut = c + 1;
+        }
+    }
+    return before;
+}
+
+static void native_text(dtr_native domain, int code, char *text, size_t cap) {
+    char buffer[MPI_MAX_ERROR_STRING > 256 ? MPI_MAX_ERROR_STRING : 256];
+    int length = 0;
+    if (domain == DTR_NATIVE_ERRNO) {
+        copy_text(text, cap, strerror_r(code, buffer, sizeof buffer));
+    } else if (domain == DTR_NATIVE_MPI && dtr__mpi_alive() &&
+               MPI_Error_string(code, buffer, &length) == MPI_SUCCESS) {
+        copy_text(text, cap, buffer);
+        one_line(text);
+    } else {
+        snprintf(text, cap, "code %d", code);
+    }
+}
+
+static void fill_context(error_record *r, const dtr__error_context *ctx) {
+    copy_text(r->operation, sizeof r->operation, ctx->operation);
+    copy_text(r->group, sizeof r->group, ctx->group);
+    r->seq = ctx->seq;
+    if (ctx->world != NULL) {
+        r->world_rank = ctx->world->rank;
+        copy_text(r->host, sizeof r->host, ctx->world->host);
+    }
+    r->native = ctx->native;
+    r->native_code = ctx->native_code;
+    if (ctx->native_text != NULL) {
+        copy_text(r->native_text, sizeof r->native_text, ctx->native_text);
+        one_line(r->native_text);
+    } else if (ctx->native != DTR_NATIVE_NONE) {
+        native_text(ctx->native, ctx->native_code, r->native_text, sizeof r->native_text);
+    }
+}
+
+/* Builds aside and copies at the end: the arguments may point into the present record. */
+static dtr_status record(const dtr__error_context *ctx, dtr_status s, const char *file, int line,
+                         const char *message) {
+    error_record r;
+    memset(&r, 0, offsetof(error_record, native_text));
+    r.native_text[0] = '\0';
+    r.status = s;
+    r.file = short_file(file);
+    r.line = line;
+    r.world_rank = -1;
+    if (ctx != NULL) {
+        fill_context(&r, ctx);
+    }
+    if (r.host[0] == '\0' && gethostname(r.host, sizeof r.host - 1) != 0) {
+        copy_text(r.host, sizeof r.host, "?");
+    }
+    copy_text(r.message, sizeof r.message, message);
+    memcpy(&last, &r, offsetof(error_record, message) + strlen(r.message) + 1);
+    return s;
+}
+
+/* vsnprintf that shows where a text was cut. */
+static void format(char *text, size_t cap, const char *fmt, va_list args) {
+    int n = vsnprintf(text, cap, fmt, args);
+    if (n < 0) {
+        copy_text(text, cap, fmt);
+    } else if ((size_t)n >= cap) {
+        memcpy(text + cap - 5, " ...", 5);
+    }
+    one_line(text);
+}
+
+dtr_status dtr__error_set(const dtr__error_context *ctx, dtr_status s, const char *file, int line,
+                          const char *fmt, ...) {
+    char message[MESSAGE_MAX];
+    va_list args;
+    va_start(args, fmt);
+    format(message, sizeof message, fmt, args);
+    va_end(args);
+    return record(ctx, s, file, line, message);
+}
+
+dtr_status dtr__error_errno(const dtr__error_context *ctx, dtr_status s, const char *file, int line,
+                            const char *fmt, ...) {
+    int code = errno;
+    char what[MESSAGE_MAX - NATIVE_MAX], why[256], message[MESSAGE_MAX];
+    va_list args;
+    va_start(args, fmt);
+    format(what, sizeof what, fmt, args);
+    va_end(args);
+    native_text(DTR_NATIVE_ERRNO, code, why, sizeof why);
+    snprintf(message, sizeof message, "%s: %s (errno %d)", what, why, code);
+    dtr__error_context with = ctx != NULL ? *ctx : (dtr__error_context){ 0 };
+    with.native = DTR_NATIVE_ERRNO;
+    with.native_code = code;
+    with.native_text = why;
+    return record(&with, s, file, line, message);
+}
+
+dtr_status dtr__error_mpi(const dtr__error_context *ctx, int mpi_code, const char *call,
+                          const char *file, int line) {
+    char why[NATIVE_MAX], message[MESSAGE_MAX];
+    native_text(DTR_NATIVE_MPI, mpi_code, why, sizeof why);
+    size_t name = strcspn(call, "(");
+    snprintf(message, sizeof message, "%.*s failed: %s", (int)(name < 64 ? name : 64), call, why);
+    dtr__error_context with = ctx != NULL ? *ctx : (dtr__error_context){ 0 };
+    with.native = DTR_NATIVE_MPI;
+    with.native_code = mpi_code;
+    with.native_text = why;
+    return record(&with, DTR_ERR_MPI, file, line, message);
+}
+
+dtr__error_copy *dtr__error_save(void) {
+    size_t nbytes = offsetof(error_record, message) + strlen(last.message) + 1;
+    dtr__error_copy *copy = malloc(nbytes);
+    if (copy != NULL) {
+        memcpy(copy, &last, nbytes);
+    }
+    return copy;
+}
+
+dtr_status dtr__error_restore(const dtr__error_copy *copy, dtr_status s) {
+    if (s >= 0) {
+        return s;
+    }
+    if (copy == NULL) {
+        char message[512];
+        snprintf(message, sizeof message, "%s: %s %s", dtr_status_name(s), dtr_status_text(s),
+                 dtr_status_hint(s));
+        return record(NULL, s, __FILE__, __LINE__, message);
+    }
+    const char *bytes = (const char *)copy;
+    size_t text = strlen(bytes + offsetof(error_record, message)) + 1;
+    memcpy(&last, copy, offsetof(error_record, message) + text);
+    last.status = s;
+    return s;
+}
+
+void dtr__error_copy_free(dtr__error_copy *copy) {
+    free(copy);
+}
+
+const char *dtr_last_error_message(void) {
+    return last.message;
+}
+
+dtr_status dtr_last_error(dtr_error *out) {
+    if (out == NULL || out->struct_size == 0) {
+        return DTR_ERR_ARG;
+    }
+    dtr_error e = { .status = last.status,
+                    .blast = dtr_status_class(last.status),
+                    .message = last.message,
+                    .file = last.file,
+                    .line = last.line,
+                    .operation = last.operation,
+                    .group = last.group,
+                    .seq = last.seq,
+                    .world_rank = last.world_rank,
+                    .host = last.host,
+                    .native = last.native,
+                    .native_code = last.native_code,
+                    .native_text = last.native_text };
+    e.struct_size = out->struct_size;
+    memcpy(out, &e, out->struct_size < sizeof e ? out->struct_size : sizeof e);
+    return DTR_OK;
+}
+
+dtr_status dtr__options_copy(const void *given, void *own, size_t known, const char *type) {
+    memset(own, 0, known);
+    if (given == NULL) {
+        memcpy(own, &known, sizeof known);
+        return DTR_OK;
+    }
+    char init[64]; /* DTR_WORLD_OPTIONS_INIT */
+    snprintf(init, sizeof init, "%s_INIT", type);
+    for (char *c = init; *c != '\0'; c++) {
+        *c = (char)toupper((unsigned char)*c);
+    }
+    size_t size;
+    memcpy(&size, given, sizeof size);
+    /* A wild size must not make us read far beyond the caller's struct. */
+    DTR_REQUIRE(size >= sizeof size && size <= known + 4096, NULL, DTR_ERR_ARG,
+                "%s.struct_size is %zu (the struct has %zu bytes): initialise the struct with %s",
+                type, size, known, init);
+    const unsigned char *bytes = given;
+    for (size_t i = known; i < size; i++) {
+        DTR_REQUIRE(bytes[i] == 0, NULL, DTR_ERR_ARG,
+                    "%s sets a field that this version of the library does not know (byte %zu of "
+                    "%zu; known are %zu): leave it zero, or use a newer library",
+                    type, i, size, known);
+    }
+    memcpy(own, given, size < known ? size : known);
+    memcpy(own, &known, sizeof known);
+    return DTR_OK;
+}

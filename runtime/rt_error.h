@@ -1,0 +1,106 @@
+/* How errors are decided, recorded and passed on. The function that decides an error writes the
+ * message with DTR_FAIL; callers only propagate with DTR_TRY. */
+#ifndef DTR_RT_ERROR_H
+#define DTR_RT_ERROR_H
+
+#include <errno.h>
+#include <stdarg.h>
+
+#include <dtr/status.h>
+
+/* What an error belongs to; any member may be zero. Texts are copied. */
+typedef struct dtr__error_context {
+    const dtr_world *world;
+    const char *operation;
+    const char *group;
+    uint64_t seq;
+    dtr_native native;
+    int native_code;
+    const char *native_text; /* NULL: looked up from native and native_code */
+} dtr__error_context;
+
+/* Write this thread's last-error record and return `s`. `ctx` may be NULL. */
+dtr_status dtr__error_set(const dtr__error_context *ctx, dtr_status s, const char *file, int line,
+                          const char *fmt, ...) DTR_PRINTF(5, 6);
+
+/* A heap copy of this thread's record that another thread can restore: how a progress thread hands
+ * an error to a waiter. NULL when out of memory; dtr__error_restore(NULL, s) then leaves a message
+ * made from the status alone. */
+typedef struct dtr__error_copy dtr__error_copy;
+dtr__error_copy *dtr__error_save(void);
+dtr_status dtr__error_restore(const dtr__error_copy *copy, dtr_status s);
+void dtr__error_copy_free(dtr__error_copy *copy);
+
+/* clang-tidy is told what it cannot see: a failure is not DTR_OK, and outputs are set by DTR_OK. */
+#ifdef __clang_analyzer__
+#define DTR__FAILED(call, status) ((call), (status))
+#define DTR__BAD(status) ((status) != DTR_OK)
+#else
+#define DTR__FAILED(call, status) (call)
+#define DTR__BAD(status) ((status) < 0)
+#endif
+
+/* Save the current record around cleanup calls, so that they cannot overwrite the first cause. */
+#define DTR_FAIL(ctx, status, ...) \
+    DTR__FAILED(dtr__error_set((ctx), (status), __FILE__, __LINE__, __VA_ARGS__), (status))
+
+/* Native errors: errno (call before anything can change it) and MPI return codes. `what` names the
+ * call. */
+dtr_status dtr__error_errno(const dtr__error_context *ctx, dtr_status s, const char *file, int line,
+                            const char *fmt, ...) DTR_PRINTF(5, 6);
+#define DTR_FAIL_ERRNO(ctx, status, ...) \
+    DTR__FAILED(dtr__error_errno((ctx), (status), __FILE__, __LINE__, __VA_ARGS__), (status))
+dtr_status dtr__error_mpi(const dtr__error_context *ctx, int mpi_code, const char *call,
+                          const char *file, int line);
+
+/* Return on any negative status. Positive ones are results, not failures, and pass through the
+ * variable. */
+#define DTR_TRY(expr)                    \
+    do {                                 \
+        dtr_status try_status_ = (expr); \
+        if (DTR__BAD(try_status_)) {     \
+            return try_status_;          \
+        }                                \
+    } while (0)
+
+/* As DTR_TRY for functions with cleanup: stores into `var` and jumps. */
+#define DTR_TRY_TO(var, expr, label) \
+    do {                             \
+        (var) = (expr);              \
+        if (DTR__BAD(var)) {         \
+            goto label;              \
+        }                            \
+    } while (0)
+
+/* In cleanup: remember the first failure only. */
+#define DTR_KEEP_FIRST(var, expr)         \
+    do {                                  \
+        dtr_status keep_status_ = (expr); \
+        if ((var) == DTR_OK) {            \
+            (var) = keep_status_;         \
+        }                                 \
+    } while (0)
+
+/* MPI call that must succeed: converts the code and returns DTR_ERR_MPI. Only in files that include
+ * <mpi.h>. */
+#define DTR_MPI(ctx, call)                                                                  \
+    do {                                                                                    \
+        int mpi_code_ = (call);                                                             \
+        if (mpi_code_ != MPI_SUCCESS) {                                                     \
+            return DTR__FAILED(dtr__error_mpi((ctx), mpi_code_, #call, __FILE__, __LINE__), \
+                               DTR_ERR_MPI);                                                \
+        }                                                                                   \
+    } while (0)
+
+#define DTR_REQUIRE(cond, ctx, status, ...)                \
+    do {                                                   \
+        if (!(cond)) {                                     \
+            return DTR_FAIL((ctx), (status), __VA_ARGS__); \
+        }                                                  \
+    } while (0)
+
+/* Copy a caller's options struct (NULL: defaults) into a zeroed struct of `known` bytes.
+ * struct_size 0, or non-zero bytes beyond what this build knows, is DTR_ERR_ARG naming `type`. */
+dtr_status dtr__options_copy(const void *given, void *own, size_t known, const char *type);
+
+#endif /* DTR_RT_ERROR_H */

@@ -1,0 +1,49 @@
+/* What the files of the runtime share among themselves and nobody above includes. */
+#ifndef DTR_RT_INTERNAL_H
+#define DTR_RT_INTERNAL_H
+
+#include "rt_world.h"
+
+/* ---- MPI of the process (rt_mpi.c) ---- */
+
+/* Count one more user of MPI, initialising it when `may_initialise` and nobody has. `level` becomes
+ * what MPI provides, `own` whether this library initialised it, `serial` a number of this use. */
+dtr_status dtr__mpi_acquire(bool may_initialise, int *level, bool *own, uint32_t *serial);
+/* One user less. With `finish`, MPI that this library initialised ends when no other is left. */
+dtr_status dtr__mpi_release(bool finish);
+
+/* ---- parts of a world: open is local unless it says otherwise; close accepts NULL ---- */
+
+dtr_status dtr__log_open(dtr_world *world, const dtr_world_options *o);
+void dtr__log_close(dtr_world *world);
+
+dtr_status dtr__recorder_open(dtr_world *world);
+void dtr__recorder_close(dtr_world *world);
+
+dtr_status dtr__progress_open(dtr_world *world);
+void dtr__progress_close(dtr_world *world);
+
+/* DTR_ERR_DEVICE, with a message beginning with `what`, unless the device exists. */
+dtr_status dtr__device_check(dtr_device d, const char *what);
+dtr_status dtr__memory_open(dtr_world *world);
+void dtr__memory_close(dtr_world *world); /* frees what is left, with one warning */
+
+/* Collective over the node, and agreed there: all ranks have an arena or none has. Having none is
+ * no failure: it is said in one warning. */
+dtr_status dtr__arena_open(dtr_world *world);
+/* The same with a choice of ways to share, for tests. */
+enum { DTR__ARENA_UNNAMED = 1 /* memfd through /proc */, DTR__ARENA_NAMED = 2 /* /dev/shm */ };
+dtr_status dtr__arena_open_ways(dtr_world *world, unsigned ways);
+void dtr__arena_close(dtr_world *world);
+
+/* Which CPUs the ranks of this node may use, for the wait policy. Collective over the node.
+ * `scratch` has DTR__WAIT_SCRATCH bytes per local rank. */
+enum { DTR__WAIT_SCRATCH = 128 };
+dtr_status dtr__wait_open(dtr_world *world, void *scratch);
+/* Bind the progress thread to a core that no rank computes on, where there is one (rt_bind.c). */
+void dtr__bind_thread(dtr_world *world, pthread_t thread);
+/* One step of dtr__backoff_pause; true instead of a nap, so that the caller can nap in a way that a
+ * wake-up ends. */
+bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b);
+
+#endif /* DTR_RT_INTERNAL_H */

@@ -1,0 +1,315 @@
+/* Settings: parsing, the environment over the defaults, unknown names, and the table dtr-info
+ * prints. */
+#include "rt_options.h"
+
+#include <ctype.h>
+#include <locale.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "rt_error.h"
+
+typedef struct setting {
+    const char *name;
+    dtr__opt_type type;
+    const char *fallback, *help;
+} setting;
+
+static const setting table[DTR__OPT_COUNT] = {
+#define X(id, name, type, def, help) { name, DTR__OPT_##type, def, help },
+#include "rt_options.def"
+#undef X
+};
+
+extern char **environ;
+
+/* ---- one value ---- */
+
+static bool is_word(const char *text, const char *word, size_t length) {
+    return strlen(text) == length && strncasecmp(text, word, length) == 0;
+}
+
+static bool parse_bool(const char *text, dtr__opt_value *v) {
+    static const char *const words[][2] = {
+        { "0", "1" }, { "no", "yes" }, { "false", "true" }, { "off", "on" }
+    };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        for (int b = 0; b < 2; b++) {
+            if (strcasecmp(text, words[i][b]) == 0) {
+                v->number = (uint64_t)b;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Digits only; *end is what follows. strtoull alone would take signs and blanks. */
+static bool parse_digits(const char *text, uint64_t *number, char **end) {
+    if (!isdigit((unsigned char)text[0])) {
+        return false;
+    }
+    errno = 0;
+    *number = strtoull(text, end, 10);
+    return errno == 0;
+}
+
+static bool parse_int(const char *text, const char *help, dtr__opt_value *v) {
+    char *end;
+    uint64_t number;
+    unsigned long long low, high;
+    if (!parse_digits(text, &number, &end) || *end != '\0') {
+        return false;
+    }
+    if (sscanf(help, "%llu..%llu:", &low, &high) == 2 && (number < low || number > high)) {
+        return false;
+    }
+    v->number = number;
+    return true;
+}
+
+static bool parse_bytes(const char *text, dtr__opt_value *v) {
+    static const struct {
+        const char *unit;
+        int shift;
+    } units[] = { { "", 0 },     { "b", 0 },  { "kib", 10 }, { "mib", 20 }, { "gib", 30 },
+                  { "tib", 40 }, { "k", 10 }, { "m", 20 },   { "g", 30 },   { "t", 40 } };
+    char *end;
+    uint64_t number;
+    if (!parse_digits(text, &number, &end)) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcasecmp(end, units[i].unit) == 0) {
+            v->number = number << units[i].shift;
+            return v->number >> units[i].shift == number;
+        }
+    }
+    return false;
+}
+
+static bool parse_seconds(const char *text, const char *help, dtr__opt_value *v) {
+    if (strcasecmp(text, "inf") == 0 || strcasecmp(text, "infinity") == 0) {
+        v->seconds = INFINITY;
+        return true;
+    }
+    /* Own check of the first character: strtod takes blanks, signs, hexadecimal and nan. */
+    if (!isdigit((unsigned char)text[0]) && text[0] != '.') {
+        return false;
+    }
+    if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) {
+        return false;
+    }
+    char *end;
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* the host may write 1,5 */
+    double seconds = c != (locale_t)0 ? strtod_l(text, &end, c) : strtod(text, &end);
+    if (c != (locale_t)0) {
+        freelocale(c);
+    }
+    bool zero_is_off = strstr(help, "0: off") != NULL;
+    if (*end != '\0' || end == text || isinf(seconds) || (seconds == 0 && !zero_is_off)) {
+        return false;
+    }
+    v->seconds = seconds;
+    return true;
+}
+
+static bool parse_enum(const char *text, const char *help, dtr__opt_value *v) {
+    const char *word = help;
+    for (uint64_t index = 0;; index++) {
+        size_t length = strcspn(word, "|:");
+        if (is_word(text, word, length)) {
+            v->number = index;
+            return true;
+        }
+        if (word[length] != '|') {
+            return false;
+        }
+        word += length + 1;
+    }
+}
+
+static void accepted(const setting *s, char *text, size_t cap) {
+    int words = (int)strcspn(s->help, ":");
+    switch (s->type) {
+    case DTR__OPT_BOOL:
+        snprintf(text, cap, "0/1, no/yes, false/true or off/on");
+        break;
+    case DTR__OPT_INT:
+        if (strstr(s->help, "..") != NULL) {
+            snprintf(text, cap, "a whole number %.*s", words, s->help);
+        } else {
+            snprintf(text, cap, "a whole number from 0");
+        }
+        break;
+    case DTR__OPT_BYTES:
+        snprintf(text, cap, "a whole number of bytes, or one with KiB, MiB, GiB or TiB");
+        break;
+    case DTR__OPT_SECONDS:
+        snprintf(text, cap, "seconds as a decimal number > 0, or inf%s",
+                 strstr(s->help, "0: off") != NULL ? ", or 0 for off" : "");
+        break;
+    case DTR__OPT_ENUM:
+        snprintf(text, cap, "one of %.*s", words, s->help);
+        break;
+    case DTR__OPT_TEXT:
+        snprintf(text, cap, "text");
+        break;
+    }
+}
+
+static bool parse(const setting *s, const char *text, dtr__opt_value *v) {
+    switch (s->type) {
+    case DTR__OPT_BOOL:
+        return parse_bool(text, v);
+    case DTR__OPT_INT:
+        return parse_int(text, s->help, v);
+    case DTR__OPT_BYTES:
+        return parse_bytes(text, v);
+    case DTR__OPT_SECONDS:
+        return parse_seconds(text, s->help, v);
+    case DTR__OPT_ENUM:
+        return parse_enum(text, s->help, v);
+    case DTR__OPT_TEXT:
+        return true;
+    }
+    return false;
+}
+
+static dtr_status assign(dtr__options *o, dtr__opt id, const char *text, dtr__opt_origin origin) {
+    const setting *s = &table[id];
+    dtr__opt_value v = { .origin = origin };
+    if (!parse(s, text, &v)) {
+        char what[160];
+        accepted(s, what, sizeof what);
+        return DTR_FAIL(NULL, DTR_ERR_ARG, "%s is \"%s\"; accepted is %s", s->name, text, what);
+    }
+    v.text = strdup(text);
+    DTR_REQUIRE(v.text != NULL, NULL, DTR_ERR_NOMEM, "no memory for the text of %s", s->name);
+    free(o->value[id].text);
+    o->value[id] = v;
+    return DTR_OK;
+}
+
+/* ---- all values ---- */
+
+dtr_status dtr__options_read(dtr__options *o) {
+    memset(o, 0, sizeof *o);
+    for (int id = 0; id < DTR__OPT_COUNT; id++) {
+        dtr_status s = assign(o, (dtr__opt)id, table[id].fallback, DTR__FROM_DEFAULT);
+        const char *set = getenv(table[id].name);
+        if (s == DTR_OK && set != NULL && set[0] != '\0') { /* empty counts as unset */
+            s = assign(o, (dtr__opt)id, set, DTR__FROM_ENV);
+        }
+        if (s != DTR_OK) {
+            dtr__options_free(o);
+            return s;
+        }
+    }
+    return DTR_OK;
+}
+
+void dtr__options_free(dtr__options *o) {
+    for (int id = 0; id < DTR__OPT_COUNT; id++) {
+        free(o->value[id].text);
+    }
+    memset(o, 0, sizeof *o);
+}
+
+dtr_status dtr__options_set(dtr__options *o, dtr__opt id, const char *text) {
+    return assign(o, id, text, DTR__FROM_CODE);
+}
+
+dtr_status dtr__options_set_seconds(dtr__options *o, dtr__opt id, double seconds) {
+    char text[32];
+    snprintf(text, sizeof text, "%g", seconds);
+    char *copy = strdup(text);
+    DTR_REQUIRE(copy != NULL, NULL, DTR_ERR_NOMEM, "no memory for the text of %s", table[id].name);
+    free(o->value[id].text);
+    o->value[id] = (dtr__opt_value){ .origin = DTR__FROM_CODE, .text = copy, .seconds = seconds };
+    return DTR_OK;
+}
+
+/* ---- unknown names ---- */
+
+/* Levenshtein distance; names longer than the row count as far away. */
+static size_t distance(const char *a, const char *b) {
+    enum { ROW = 64 };
+    size_t row[ROW + 1], na = strlen(a), nb = strlen(b);
+    if (nb > ROW) {
+        return SIZE_MAX - 1;
+    }
+    for (size_t j = 0; j <= nb; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t swap = diagonal + (toupper((unsigned char)a[i - 1]) != b[j - 1]);
+            diagonal = row[j];
+            size_t step = (row[j - 1] < row[j] ? row[j - 1] : row[j]) + 1;
+            row[j] = step < swap ? step : swap;
+        }
+    }
+    return row[nb];
+}
+
+/* "DTR_TIMEOUT_S" and "DTR_RECORDER" mean the setting they begin like. */
+static bool begins_alike(const char *a, const char *b) {
+    size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
+    return n > strlen("DTR_") && strncasecmp(a, b, n) == 0;
+}
+
+static const char *nearest_name(const char *name) {
+    const char *best = table[0].name;
+    size_t away = SIZE_MAX;
+    for (int id = 0; id < DTR__OPT_COUNT; id++) {
+        size_t d = begins_alike(name, table[id].name) ? 2 : distance(name, table[id].name);
+        if (d < away) {
+            away = d;
+            best = table[id].name;
+        }
+    }
+    return best;
+}
+
+static bool is_setting(const char *name) {
+    for (int id = 0; id < DTR__OPT_COUNT; id++) {
+        if (strcmp(name, table[id].name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void dtr__options_unknown(void (*warn)(void *arg, const char *name, const char *nearest),
+                          void *arg) {
+    for (char **e = environ; e != NULL && *e != NULL; e++) {
+        if (strncmp(*e, "DTR_", 4) != 0 || strncmp(*e, "DTR_FAKE_", 9) == 0) {
+            continue;
+        }
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
+        if (!is_setting(name)) {
+            warn(arg, name, nearest_name(name));
+        }
+    }
+}
+
+/* ---- printing ---- */
+
+void dtr__options_print(const dtr__options *o, FILE *to) {
+    static const char *const types[] = { "bool", "int", "bytes", "seconds", "text", "enum" };
+    static const char *const origins[] = { "default", "environment", "code" };
+    static const char line[] = "%-22s %-8s %-20s %-20s %-12s %s\n";
+    fprintf(to, line, "name", "type", "default", "value", "set by", "help");
+    for (int id = 0; id < DTR__OPT_COUNT; id++) {
+        const setting *s = &table[id];
+        const dtr__opt_value *v = &o->value[id];
+        fprintf(to, line, s->name, types[s->type], s->fallback[0] != '\0' ? s->fallback : "-",
+                v->text[0] != '\0' ? v->text : "-", origins[v->origin], s->help);
+    }
+}

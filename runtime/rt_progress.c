@@ -1,0 +1,201 @@
+/* The progress thread of a world: polls whoever has unfinished operations, asleep when nobody has.
+ *
+ * Sleep cannot miss a wake-up: the thread notes the wake count, polls everybody, and goes to sleep
+ * only if the count is still the same; dtr__progress_wake counts first and then looks whether
+ * somebody sleeps (both sequentially consistent). */
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "rt_internal.h"
+
+enum { NAP_NS = 100000 };
+
+struct dtr__progress {
+    pthread_mutex_t lock; /* list, inside, leaving */
+    pthread_cond_t left;  /* somebody came out of a poller that is leaving */
+    dtr__poller *head, *tail;
+    _Atomic uint32_t wakes;
+    _Atomic uint32_t asleep;
+    _Atomic bool stop;
+    bool has_thread; /* constant after open */
+    pthread_t thread;
+};
+
+static _Thread_local const dtr__progress *thread_of; /* set in a progress thread */
+
+/* ---- one pass ---- */
+
+/* The list lock is not held while a poller runs; a poller that is leaving stays linked until nobody
+ * is inside, so that `next` can be followed. */
+static int poll_list(dtr__progress *p) {
+    int most = DTR__POLL_IDLE;
+    pthread_mutex_lock(&p->lock);
+    for (dtr__poller *at = p->head; at != NULL; at = at->next) {
+        if (at->leaving) {
+            continue;
+        }
+        at->inside++;
+        pthread_mutex_unlock(&p->lock);
+        int moved = at->poll(at);
+        most = moved > most ? moved : most;
+        pthread_mutex_lock(&p->lock);
+        at->inside--;
+        if (at->leaving) {
+            pthread_cond_broadcast(&p->left);
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return most;
+}
+
+void dtr__progress_poll_all(dtr_world *world) {
+    poll_list(world->progress);
+}
+
+/* ---- the list ---- */
+
+void dtr__progress_add(dtr_world *world, dtr__poller *poller) {
+    dtr__progress *p = world->progress;
+    pthread_mutex_lock(&p->lock);
+    poller->inside = 0;
+    poller->leaving = false;
+    poller->listed = true;
+    poller->next = NULL;
+    poller->prev = p->tail;
+    *(p->tail != NULL ? &p->tail->next : &p->head) = poller;
+    p->tail = poller;
+    pthread_mutex_unlock(&p->lock);
+    dtr__progress_wake(world);
+}
+
+void dtr__progress_remove(dtr_world *world, dtr__poller *poller) {
+    dtr__progress *p = world->progress;
+    pthread_mutex_lock(&p->lock);
+    if (poller->listed && !poller->leaving) {
+        poller->leaving = true;
+        while (poller->inside > 0) {
+            pthread_cond_wait(&p->left, &p->lock);
+        }
+        *(poller->prev != NULL ? &poller->prev->next : &p->head) = poller->next;
+        *(poller->next != NULL ? &poller->next->prev : &p->tail) = poller->prev;
+        poller->next = poller->prev = NULL;
+        poller->listed = false;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* ---- the thread ---- */
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen, const struct timespec *limit) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, limit, NULL, 0);
+}
+
+/* Sleep until a wake-up later than `seen`; `limit` NULL: without end. */
+static void sleep_until_wake(dtr__progress *p, uint32_t seen, const struct timespec *limit) {
+    atomic_store(&p->asleep, 1);
+    if (atomic_load(&p->wakes) == seen && !atomic_load(&p->stop)) {
+        futex_wait(&p->wakes, seen, limit);
+    }
+    atomic_store(&p->asleep, 0);
+}
+
+static void wake(dtr__progress *p) {
+    atomic_fetch_add(&p->wakes, 1);
+    if (atomic_load(&p->asleep) != 0) {
+        syscall(SYS_futex, &p->wakes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
+void dtr__progress_wake(dtr_world *world) {
+    if (world->progress->has_thread) {
+        wake(world->progress);
+    }
+}
+
+static void *thread_main(void *arg) {
+    dtr_world *world = arg;
+    dtr__progress *p = world->progress;
+    const struct timespec nap = { 0, NAP_NS };
+    dtr__backoff backoff = { 0 };
+    thread_of = p;
+    while (!atomic_load(&p->stop)) {
+        uint32_t seen = atomic_load(&p->wakes);
+        int moved = poll_list(p);
+        if (moved == DTR__POLL_IDLE) {
+            sleep_until_wake(p, seen, NULL);
+        }
+        if (moved != DTR__POLL_WAITING) {
+            backoff = (dtr__backoff){ 0 };
+        } else if (dtr__backoff_due(world->roomy ? world : NULL, &backoff)) {
+            sleep_until_wake(p, seen, &nap);
+        }
+    }
+    return NULL;
+}
+
+bool dtr__progress_has_thread(const dtr_world *world) {
+    return world->progress->has_thread;
+}
+
+bool dtr__progress_in_thread(const dtr_world *world) {
+    return thread_of == world->progress;
+}
+
+/* ---- life ---- */
+
+static dtr_status start_thread(dtr_world *world) {
+    dtr__progress *p = world->progress;
+    sigset_t all, before; /* signals belong to the program's own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    p->has_thread = true;
+    errno = pthread_create(&p->thread, NULL, thread_main, world);
+    bool failed = errno != 0;
+    if (failed) {
+        p->has_thread = false;
+        DTR_FAIL_ERRNO(NULL, DTR_ERR_SYSTEM,
+                       "cannot start the progress thread (DTR_PROGRESS_THREAD=0 does without)");
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        return DTR_ERR_SYSTEM;
+    }
+    pthread_setname_np(p->thread, "dtr-progress");
+    dtr__bind_thread(world, p->thread);
+    return DTR_OK;
+}
+
+dtr_status dtr__progress_open(dtr_world *world) {
+    dtr__progress *p = calloc(1, sizeof *p);
+    DTR_REQUIRE(p != NULL, NULL, DTR_ERR_NOMEM, "no memory for the progress list");
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->left, NULL);
+    world->progress = p;
+    if (world->thread_level < MPI_THREAD_MULTIPLE ||
+        dtr__opt_number(&world->options, DTR__OPT_PROGRESS_THREAD) == 0) {
+        return DTR_OK;
+    }
+    return start_thread(world);
+}
+
+void dtr__progress_close(dtr_world *world) {
+    dtr__progress *p = world->progress;
+    if (p == NULL) {
+        return;
+    }
+    if (p->has_thread) {
+        atomic_store(&p->stop, true);
+        wake(p);
+        pthread_join(p->thread, NULL);
+    }
+    pthread_cond_destroy(&p->left);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+    world->progress = NULL;
+}

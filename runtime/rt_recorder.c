@@ -1,0 +1,176 @@
+/* The flight recorder: a ring of fixed-size records, claimed and closed without locks.
+ *
+ * A slot is entered by exchanging its number for BUSY and left by storing a number, so a writer has
+ * it alone; readers copy it word by word and keep the copy only if the number was the same before
+ * and after. All accesses are atomic words: acquire loads and release stores keep their order. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rt_internal.h"
+
+#define BUSY UINT64_MAX
+enum { WORDS = sizeof(dtr__record) / sizeof(uint64_t), TRIES = 10000 };
+
+typedef struct slot {
+    _Atomic uint64_t word[WORDS]; /* word 0 is dtr__record.number */
+} slot;
+_Static_assert(offsetof(dtr__record, number) == 0, "word 0 is the number");
+
+struct dtr__recorder {
+    slot *ring;
+    uint64_t entries; /* power of two */
+    _Atomic uint64_t last;
+};
+
+dtr_status dtr__recorder_open(dtr_world *world) {
+    uint64_t wanted = dtr__opt_number(&world->options, DTR__OPT_RECORDER_ENTRIES), entries = 64;
+    while (entries < wanted) {
+        entries *= 2;
+    }
+    dtr__recorder *r = calloc(1, sizeof *r);
+    slot *ring = aligned_alloc(64, entries * sizeof *ring);
+    if (r == NULL || ring == NULL) {
+        free(r);
+        free(ring);
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM,
+                        "no memory for the flight recorder of %llu records (%llu KiB): lower "
+                        "DTR_RECORDER_ENTRIES",
+                        (unsigned long long)entries,
+                        (unsigned long long)(entries * sizeof *ring / 1024));
+    }
+    memset(ring, 0, entries * sizeof *ring);
+    r->ring = ring;
+    r->entries = entries;
+    world->recorder = r;
+    return DTR_OK;
+}
+
+void dtr__recorder_close(dtr_world *world) {
+    if (world->recorder != NULL) {
+        free(world->recorder->ring);
+        free(world->recorder);
+        world->recorder = NULL;
+    }
+}
+
+static slot *slot_of(const dtr__recorder *r, uint64_t number) {
+    return &r->ring[number & (r->entries - 1)];
+}
+
+/* Enter the slot if `wanted` accepts its number: any older one (begin) or exactly one (mark). */
+static bool enter(slot *s, uint64_t at_least, uint64_t at_most) {
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t number = atomic_load_explicit(&s->word[0], memory_order_relaxed);
+        if (number == BUSY) {
+            continue; /* the holder leaves after a few stores */
+        }
+        if (number < at_least || number > at_most) {
+            return false;
+        }
+        if (atomic_compare_exchange_weak_explicit(&s->word[0], &number, BUSY, memory_order_acquire,
+                                                  memory_order_relaxed)) {
+            return true;
+        }
+    }
+    return false; /* the holder was stopped in there: do without this note */
+}
+
+static void leave(slot *s, uint64_t number) {
+    atomic_store_explicit(&s->word[0], number, memory_order_release);
+}
+
+/* All words but the number. Release, so that a reader who sees one of them also sees BUSY. */
+static void store_record(slot *s, const dtr__record *r) {
+    uint64_t word[WORDS];
+    memcpy(word, r, sizeof word);
+    for (int i = 1; i < WORDS; i++) {
+        atomic_store_explicit(&s->word[i], word[i], memory_order_release);
+    }
+}
+
+static void load_record(slot *s, dtr__record *r) {
+    uint64_t word[WORDS];
+    for (int i = 0; i < WORDS; i++) {
+        word[i] = atomic_load_explicit(&s->word[i], memory_order_acquire);
+    }
+    memcpy(r, word, sizeof *r);
+}
+
+static uint32_t thread_id(void) {
+    static _Thread_local uint32_t id;
+    if (id == 0) {
+        id = (uint32_t)syscall(SYS_gettid);
+    }
+    return id;
+}
+
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
+    dtr__recorder *recorder = world->recorder;
+    uint64_t number = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
+    slot *s = slot_of(recorder, number);
+    if (!enter(s, 0, number - 1)) {
+        return number;
+    }
+    dtr__record mine = *r;
+    mine.world_serial = world->serial;
+    mine.thread = thread_id();
+    if (mine.state == 0) {
+        mine.state = DTR__REC_ISSUED;
+    }
+    if (mine.t_issued == 0) {
+        mine.t_issued = dtr__now_ns();
+    }
+    store_record(s, &mine);
+    leave(s, number);
+    return number;
+}
+
+/* Which word of a record a field lies in; the field must not cross words. */
+#define WORD_OF(field) (offsetof(dtr__record, field) / sizeof(uint64_t))
+
+static void set_byte(slot *s, size_t offset, uint8_t value) {
+    _Atomic uint64_t *word = &s->word[offset / sizeof(uint64_t)];
+    uint64_t bits = atomic_load_explicit(word, memory_order_relaxed);
+    memcpy((char *)&bits + offset % sizeof bits, &value, 1);
+    atomic_store_explicit(word, bits, memory_order_release);
+}
+
+static void set_status(slot *s, int32_t status) {
+    uint64_t bits = atomic_load_explicit(&s->word[WORD_OF(status)], memory_order_relaxed);
+    memcpy((char *)&bits + offsetof(dtr__record, status) % sizeof bits, &status, sizeof status);
+    atomic_store_explicit(&s->word[WORD_OF(status)], bits, memory_order_release);
+}
+
+void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status) {
+    static const uint8_t time_word[] = { [DTR__REC_ISSUED] = WORD_OF(t_issued),
+                                         [DTR__REC_ENQUEUED] = WORD_OF(t_enqueued),
+                                         [DTR__REC_STARTED] = WORD_OF(t_started),
+                                         [DTR__REC_FINISHED] = WORD_OF(t_finished),
+                                         [DTR__REC_FAILED] = WORD_OF(t_finished) };
+    slot *s = slot_of(world->recorder, number);
+    uint64_t now = (uint64_t)dtr__now_ns();
+    if (number == 0 || !enter(s, number, number)) {
+        return;
+    }
+    set_byte(s, offsetof(dtr__record, state), (uint8_t)state);
+    atomic_store_explicit(&s->word[time_word[state]], now, memory_order_release);
+    if (state >= DTR__REC_FINISHED) {
+        set_status(s, (int32_t)status);
+    }
+    leave(s, number);
+}
+
+size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap) {
+    const dtr__recorder *recorder = world->recorder;
+    uint64_t last = atomic_load(&recorder->last), n = 0;
+    uint64_t wanted = cap < recorder->entries ? cap : recorder->entries;
+    for (uint64_t i = last > wanted ? last - wanted + 1 : 1; i <= last; i++) {
+        slot *s = slot_of(recorder, i);
+        load_record(s, &out[n]);
+        uint64_t after = atomic_load_explicit(&s->word[0], memory_order_relaxed);
+        n += out[n].number == i && after == i;
+    }
+    return n;
+}

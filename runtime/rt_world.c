@@ -1,0 +1,329 @@
+/* The world below its groups: opening it so that all ranks succeed or all fail, closing it, and
+ * what it knows. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <dtr/version.h>
+
+#include "rt_internal.h"
+
+#define WORLD_GONE UINT64_C(0x6474725f676f6e65)
+enum { TAG_UB_NEEDED = 196607 };
+
+/* ---- handles: a destroyed world stays readable, so that using it is an error and no crash. Its
+ * memory serves the next world of the process. ---- */
+
+typedef struct shell {
+    dtr_world world; /* first: a dtr_world * is a shell * */
+    struct shell *next;
+} shell;
+
+static pthread_mutex_t shells_lock = PTHREAD_MUTEX_INITIALIZER;
+static shell *shells; /* of destroyed worlds; shells_lock */
+
+static dtr_world *new_handle(void) {
+    pthread_mutex_lock(&shells_lock);
+    shell *s = shells;
+    shells = s != NULL ? s->next : NULL;
+    pthread_mutex_unlock(&shells_lock);
+    if (s == NULL) {
+        s = malloc(sizeof *s);
+    }
+    if (s != NULL) {
+        memset(s, 0, sizeof *s);
+        s->world.comm = s->world.node_comm = MPI_COMM_NULL;
+    }
+    return s != NULL ? &s->world : NULL;
+}
+
+static void retire_handle(dtr_world *world) {
+    shell *s = (shell *)world;
+    memset(s, 0, sizeof *s);
+    world->magic = WORLD_GONE;
+    world->rank = world->size = world->local_rank = world->local_size = -1;
+    world->node = world->node_count = -1;
+    pthread_mutex_lock(&shells_lock);
+    s->next = shells;
+    shells = s;
+    pthread_mutex_unlock(&shells_lock);
+}
+
+dtr_status dtr__world_check(const dtr_world *world) {
+    DTR_REQUIRE(world != NULL, NULL, DTR_ERR_ARG, "the world is NULL");
+    DTR_REQUIRE(world->magic != WORLD_GONE, NULL, DTR_ERR_STATE,
+                "the world has been destroyed (dtr_world_destroy)");
+    DTR_REQUIRE(world->magic == DTR__WORLD_MAGIC, NULL, DTR_ERR_ARG,
+                "the pointer %p is not a world", (const void *)world);
+    return DTR_OK;
+}
+
+/* ---- opening, first half: what one rank can judge alone ---- */
+
+static dtr_status check_options(const dtr_world_options *given, dtr_world_options *o) {
+    DTR_TRY(dtr__options_copy(given, o, sizeof *o, "dtr_world_options"));
+    DTR_REQUIRE(!isnan(o->timeout_s) && o->timeout_s >= 0, NULL, DTR_ERR_ARG,
+                "dtr_world_options.timeout_s is %g: give seconds > 0, INFINITY for no limit, or 0 "
+                "for the default",
+                o->timeout_s);
+    DTR_REQUIRE(o->flags == 0, NULL, DTR_ERR_ARG,
+                "dtr_world_options.flags is 0x%x, but no flag is defined: leave it 0",
+                (unsigned)o->flags);
+    if (o->has_device) {
+        DTR_TRY(dtr__device_check(o->device, "dtr_world_options.device"));
+    }
+    return DTR_OK;
+}
+
+/* The environment, then the code on top. */
+static dtr_status read_settings(dtr_world *w, const dtr_world_options *o) {
+    DTR_TRY(dtr__options_read(&w->options));
+    if (o->timeout_s > 0) {
+        DTR_TRY(dtr__options_set_seconds(&w->options, DTR__OPT_TIMEOUT, o->timeout_s));
+    }
+    if (o->backend != NULL) {
+        DTR_TRY(dtr__options_set(&w->options, DTR__OPT_BACKEND, o->backend));
+    }
+    bool set = w->options.value[DTR__OPT_TIMEOUT].origin != DTR__FROM_DEFAULT;
+    w->timeout_s = set ? dtr__opt_seconds(&w->options, DTR__OPT_TIMEOUT) : 0;
+    w->backend_text = dtr__opt_text(&w->options, DTR__OPT_BACKEND);
+    w->device = o->has_device ? o->device : (dtr_device){ DTR_CPU, 0 };
+    w->keep_mpi = o->keep_mpi;
+    return DTR_OK;
+}
+
+static dtr_status make_tables(dtr_world *w) {
+    size_t n = (size_t)w->size;
+    w->node_of = malloc(n * sizeof *w->node_of);
+    w->local_rank_of = malloc(n * sizeof *w->local_rank_of);
+    w->local_world = malloc(n * sizeof *w->local_world);
+    DTR_REQUIRE(w->node_of != NULL && w->local_rank_of != NULL && w->local_world != NULL, NULL,
+                DTR_ERR_NOMEM, "no memory for the rank tables of %d ranks", w->size);
+    return DTR_OK;
+}
+
+static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_world_options *o,
+                          dtr_world *w) {
+    DTR_REQUIRE(w != NULL, NULL, DTR_ERR_NOMEM, "no memory for a world");
+    DTR_REQUIRE(out != NULL, NULL, DTR_ERR_ARG, "dtr_world_create: world is NULL");
+    DTR_TRY(check_options(given, o));
+    DTR_TRY(read_settings(w, o));
+    int *tag_ub, found = 0;
+    DTR_MPI(NULL, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_ub, &found));
+    w->tag_ub = found ? *tag_ub : 32767;
+    DTR_REQUIRE(w->tag_ub >= TAG_UB_NEEDED, NULL, DTR_ERR_UNSUPPORTED,
+                "this MPI's tags end at %d; the library needs at least %d", w->tag_ub,
+                TAG_UB_NEEDED);
+    return make_tables(w);
+}
+
+/* ---- opening, second half: all ranks are here ---- */
+
+typedef struct rank_facts {
+    int leader; /* lowest world rank of the node */
+    int version;
+} rank_facts;
+
+static dtr_status number_nodes(dtr_world *w, const rank_facts *facts) {
+    w->node_count = 0;
+    for (int r = 0; r < w->size; r++) {
+        DTR_REQUIRE(facts[r].version == DTR_VERSION, NULL, DTR_ERR_MISMATCH,
+                    "rank %d runs version %d.%d.%d of the library, rank %d version %d.%d.%d: all "
+                    "ranks must load the same",
+                    r, facts[r].version / 10000, facts[r].version / 100 % 100,
+                    facts[r].version % 100, w->rank, DTR_VERSION_MAJOR, DTR_VERSION_MINOR,
+                    DTR_VERSION_PATCH);
+        int leader = facts[r].leader;
+        w->node_of[r] = leader == r ? w->node_count++ : w->node_of[leader];
+        w->local_rank_of[r] = 0;
+        for (int before = leader; before < r; before++) {
+            w->local_rank_of[r] += facts[before].leader == leader;
+        }
+        if (leader == facts[w->rank].leader) {
+            w->local_world[w->local_rank_of[r]] = r;
+        }
+    }
+    w->node = w->node_of[w->rank];
+    return DTR_OK;
+}
+
+static dtr_status meet(dtr_world *w, void *scratch) {
+    dtr__error_context ctx = { .world = w };
+    DTR_MPI(&ctx, MPI_Comm_split_type(w->comm, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL,
+                                      &w->node_comm));
+    DTR_MPI(&ctx, MPI_Comm_set_errhandler(w->node_comm, MPI_ERRORS_RETURN));
+    DTR_MPI(&ctx, MPI_Comm_rank(w->node_comm, &w->local_rank));
+    DTR_MPI(&ctx, MPI_Comm_size(w->node_comm, &w->local_size));
+    DTR_TRY(dtr__wait_open(w, scratch));
+    rank_facts mine = { w->rank, DTR_VERSION }, *facts = scratch;
+    DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->node_comm));
+    DTR_MPI(&ctx, MPI_Allgather(&mine, 2, MPI_INT, facts, 2, MPI_INT, w->comm));
+    return number_nodes(w, facts);
+}
+
+static dtr_status open_parts(dtr_world *w, const dtr_world_options *o) {
+    DTR_TRY(dtr__log_open(w, o));
+    DTR_TRY(dtr__memory_open(w));
+    DTR_TRY(dtr__recorder_open(w));
+    return dtr__progress_open(w);
+}
+
+static void warn_unknown(void *world, const char *name, const char *nearest) {
+    DTR_WARN((const dtr_world *)world,
+             "%s is no setting of this library and has no effect; did "
+             "you mean %s? (dtr-info --options lists all)",
+             name, nearest);
+}
+
+/* Ends everything local and, while MPI lives, the communicators. */
+static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
+    dtr_status s = DTR_OK;
+    dtr__progress_close(w);
+    dtr__memory_close(w);
+    dtr__arena_close(w);
+    dtr__recorder_close(w);
+    dtr__log_close(w);
+    MPI_Comm *const comms[] = { &w->node_comm, &w->comm };
+    for (size_t i = 0; mpi_alive && i < sizeof comms / sizeof comms[0]; i++) {
+        int code = *comms[i] != MPI_COMM_NULL ? MPI_Comm_free(comms[i]) : MPI_SUCCESS;
+        if (code != MPI_SUCCESS && s == DTR_OK) {
+            s = dtr__error_mpi(NULL, code, "MPI_Comm_free", __FILE__, __LINE__);
+        }
+    }
+    free(w->node_of);
+    free(w->local_rank_of);
+    free(w->local_world);
+    dtr__options_free(&w->options);
+    retire_handle(w);
+    return s;
+}
+
+/* `s` is what this rank thinks so far; every rank of w->comm comes here. */
+static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_status s) {
+    static const char what[] = "world creation";
+    enum { PER_RANK = DTR__WAIT_SCRATCH };
+    _Static_assert(sizeof(rank_facts) <= PER_RANK, "the scratch memory serves both");
+    void *scratch = malloc((size_t)w->size * PER_RANK);
+    if (s == DTR_OK && scratch == NULL) {
+        s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the facts of %d ranks", w->size);
+    }
+    s = dtr__agree_status(w, w->comm, s, what);
+    if (s == DTR_OK) {
+        s = meet(w, scratch);
+        if (s == DTR_OK) {
+            s = open_parts(w, o);
+        }
+        s = dtr__agree_status(w, w->comm, s, what);
+    }
+    free(scratch);
+    if (s == DTR_OK) {
+        s = dtr__agree_status(w, w->comm, dtr__arena_open(w), what);
+    }
+    return s;
+}
+
+/* A duplicate of `comm` with errors returned, and this rank in it. */
+static dtr_status duplicate(MPI_Comm comm, MPI_Comm *dup, int *rank, int *size) {
+    int inter = 0;
+    DTR_MPI(NULL, MPI_Comm_test_inter(comm, &inter));
+    DTR_REQUIRE(!inter, NULL, DTR_ERR_ARG,
+                "the communicator is an inter-communicator; a world needs an intra-communicator "
+                "(MPI_Intercomm_merge makes one)");
+    DTR_MPI(NULL, MPI_Comm_dup(comm, dup));
+    DTR_MPI(NULL, MPI_Comm_set_errhandler(*dup, MPI_ERRORS_RETURN));
+    DTR_MPI(NULL, MPI_Comm_rank(*dup, rank));
+    DTR_MPI(NULL, MPI_Comm_size(*dup, size));
+    return DTR_OK;
+}
+
+/* A rank whose arguments are bad, or that has no memory, comes along as far as the agreement:
+ * nobody may be left waiting for it. MPI stays initialised after a failure, so that the program can
+ * try again; the next world that is destroyed ends it. */
+dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world **world) {
+    int level = 0, rank = -1, size = 0;
+    bool own = false;
+    uint32_t serial = 0;
+    MPI_Comm dup = MPI_COMM_NULL;
+    DTR_TRY(dtr__mpi_acquire(comm == MPI_COMM_NULL, &level, &own, &serial));
+    dtr_status s = duplicate(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, &dup, &rank, &size);
+    if (s != DTR_OK) {
+        dtr__mpi_release(false);
+        return s;
+    }
+    dtr_world_options own_options;
+    dtr_world *w = new_handle();
+    if (w == NULL) {
+        s = prepare(o, world, &own_options, w);
+        s = dtr__agree_status(NULL, dup, s, "world creation");
+        MPI_Comm_free(&dup);
+        dtr__mpi_release(false);
+        return s;
+    }
+    w->comm = dup;
+    w->rank = rank;
+    w->size = size;
+    w->thread_level = level;
+    w->own_mpi = own;
+    w->serial = serial;
+    if (gethostname(w->host, sizeof w->host - 1) != 0) {
+        strcpy(w->host, "?");
+    }
+    s = open_together(w, &own_options, prepare(o, world, &own_options, w));
+    if (s != DTR_OK) {
+        dismantle(w, true);
+        dtr__mpi_release(false);
+        return s;
+    }
+    w->magic = DTR__WORLD_MAGIC;
+    if (rank == 0) {
+        dtr__options_unknown(warn_unknown, w);
+    }
+    DTR_INFO(w, "world of %d ranks on %d nodes; this is local rank %d of %d on %s", size,
+             w->node_count, w->local_rank, w->local_size, w->host);
+    *world = w;
+    return DTR_OK;
+}
+
+dtr_status dtr__world_close(dtr_world *world) {
+    bool alive = dtr__mpi_alive();
+    bool finish = !world->keep_mpi;
+    dtr_status s = dismantle(world, alive);
+    DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
+    if (!alive) {
+        s = DTR_FAIL(NULL, DTR_ERR_STATE,
+                     "MPI was finalised before dtr_world_destroy: this rank's part of the world is "
+                     "freed, but the ranks have not parted in order; destroy worlds first");
+    }
+    return s;
+}
+
+/* ---- queries ---- */
+
+int dtr_world_rank(const dtr_world *world) {
+    return world == NULL ? -1 : world->rank;
+}
+
+int dtr_world_size(const dtr_world *world) {
+    return world == NULL ? -1 : world->size;
+}
+
+int dtr_world_local_rank(const dtr_world *world) {
+    return world == NULL ? -1 : world->local_rank;
+}
+
+int dtr_world_local_size(const dtr_world *world) {
+    return world == NULL ? -1 : world->local_size;
+}
+
+int dtr_world_node(const dtr_world *world) {
+    return world == NULL ? -1 : world->node;
+}
+
+int dtr_world_node_count(const dtr_world *world) {
+    return world == NULL ? -1 : world->node_count;
+}
+
+dtr_device dtr_world_device(const dtr_world *world) {
+    return world == NULL ? (dtr_device){ DTR_CPU, 0 } : world->device;
+}

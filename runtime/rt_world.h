@@ -1,0 +1,201 @@
+/* The world as the layers above see it. Plain facts are set before the world is handed out and
+ * constant afterwards. */
+#ifndef DTR_RT_WORLD_H
+#define DTR_RT_WORLD_H
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include <dtr/device.h>
+#include <dtr/dtype.h>
+#include <dtr/mpi.h>
+#include <dtr/world.h>
+
+#include "rt_error.h"
+#include "rt_options.h"
+
+typedef struct dtr__arena dtr__arena;
+typedef struct dtr__recorder dtr__recorder;
+typedef struct dtr__progress dtr__progress;
+typedef struct dtr__log dtr__log;
+typedef struct dtr__memory dtr__memory;
+typedef struct dtr__groups dtr__groups; /* collectives layer */
+
+struct dtr_world {
+    uint64_t magic; /* DTR__WORLD_MAGIC while live */
+    uint32_t serial;
+    /* MPI: private duplicates, errors returned. node_comm holds the ranks of this node in world
+     * order. */
+    MPI_Comm comm, node_comm;
+    int thread_level; /* what MPI provides */
+    int tag_ub;
+    bool own_mpi, keep_mpi;
+    /* Who and where. node_of and local_rank_of are indexed by world rank; local_world by local
+     * rank. */
+    int rank, size, local_rank, local_size, node, node_count;
+    int *node_of, *local_rank_of, *local_world;
+    char host[64];
+    int cpus;     /* this process may use */
+    bool crowded; /* the node's ranks may use fewer CPUs than there are ranks */
+    bool roomy;   /* ... at least two CPUs per rank: a progress thread takes nobody's */
+    /* Local ranks with exactly this rank's CPUs, and which of them this one is; 0 where sets of
+     * CPUs overlap in part. */
+    int cpu_sharers, cpu_turn;
+    dtr_device device;
+    double timeout_s;         /* 0: not set anywhere, the device's default applies; set by code or
+                                 DTR_TIMEOUT */
+    const char *backend_text; /* owned by options */
+    dtr__options options;
+    dtr__log *log;
+    dtr__arena
+        *arena; /* node-shared memory, NULL when this node cannot share (one warning given) */
+    dtr__memory *memory;     /* live dtr_alloc blocks */
+    dtr__recorder *recorder; /* flight recorder */
+    dtr__progress *progress; /* never NULL; without a thread it only keeps the list */
+    dtr__groups *groups;
+    struct dtr__tenant *tenants; /* newest first; lock of rt_tenant.c */
+};
+
+#define DTR__WORLD_MAGIC UINT64_C(0x6474725f776f726c)
+
+/* Everything below the groups. Collective; agreed: when one rank fails, all do (DTR_ERR_REMOTE
+ * naming it elsewhere). */
+dtr_status dtr__world_open(MPI_Comm comm /* MPI_COMM_NULL: MPI_COMM_WORLD, initialising MPI */,
+                           const dtr_world_options *o, dtr_world **world);
+/* Ends it: progress, recorder, arena, communicators, MPI if ours and last. */
+dtr_status dtr__world_close(dtr_world *world);
+
+/* DTR_OK, or DTR_ERR_ARG/DTR_ERR_STATE for NULL and destroyed handles, with message. */
+dtr_status dtr__world_check(const dtr_world *world);
+
+/* True while MPI may be called: initialised and not finalised by somebody else. */
+bool dtr__mpi_alive(void);
+
+/* All ranks of `comm` agree on one status: when any rank has a negative one, it keeps its own and
+ * every other rank returns DTR_ERR_REMOTE naming the lowest failing rank with its status and text.
+ * Blocking allreduce+broadcast: only where all ranks of comm are known to come (world and group
+ * creation). `what` names the creation in the message. */
+dtr_status dtr__agree_status(const dtr_world *world, MPI_Comm comm, dtr_status mine,
+                             const char *what);
+
+/* ---- log (rt_log.c): "[rankN]: level: text", one write per line, to log_fn, DTR_LOG_FILE or
+ * stderr ---- */
+void dtr__log_line(const dtr_world *world /* NULL: stderr, no rank */, int level, const char *fmt,
+                   ...) DTR_PRINTF(3, 4);
+bool dtr__log_on(const dtr_world *world, int level);
+#define DTR_WARN(world, ...) dtr__log_line((world), DTR_LOG_WARN, __VA_ARGS__)
+#define DTR_INFO(world, ...)                                   \
+    do {                                                       \
+        if (dtr__log_on((world), DTR_LOG_INFO)) {              \
+            dtr__log_line((world), DTR_LOG_INFO, __VA_ARGS__); \
+        }                                                      \
+    } while (0)
+
+/* ---- time ---- */
+double dtr__now(void);     /* monotonic seconds */
+int64_t dtr__now_ns(void); /* monotonic nanoseconds */
+
+/* ---- node-shared memory (rt_arena.c) ----
+ * Each rank owns one sparse anonymous file (memfd, no name in /dev/shm) of DTR_ARENA bytes that
+ * every rank of the node has mapped since world creation. A pointer into any arena translates to
+ * (local rank, offset) and back, so a peer reaches memory allocated at any time without an
+ * exchange. Allocation is local and thread-safe (arena's own mutex). */
+bool dtr__arena_usable(const dtr_world *world);
+void *dtr__arena_alloc(dtr_world *world, size_t nbytes,
+                       size_t align); /* from the own arena; NULL when full */
+void dtr__arena_free(dtr_world *world, void *ptr);
+/* Which arena [ptr, ptr + nbytes) lies in completely; false for other memory. Lock-free, a few
+ * compares. */
+bool dtr__arena_find(const dtr_world *world, const void *ptr, size_t nbytes, int *local_rank,
+                     uint64_t *offset);
+void *dtr__arena_at(const dtr_world *world, int local_rank, uint64_t offset);
+size_t dtr__arena_used(const dtr_world *world); /* bytes handed out of the own arena */
+
+/* ---- progress (rt_progress.c) ----
+ * Whoever has unfinished operations registers a poller. The thread sleeps while no poller has work;
+ * dtr__progress_wake after handing out work is never lost. A poller returns how much it moved, or
+ * DTR__POLL_IDLE when it has no work. */
+enum { DTR__POLL_IDLE = -1, DTR__POLL_WAITING = 0, DTR__POLL_MOVED = 1 };
+typedef struct dtr__poller {
+    int (*poll)(struct dtr__poller
+                    *self); /* progress thread or a caller inside the library; must try-lock */
+    /* The rest belongs to rt_progress.c, guarded by its list lock; dtr__progress_add sets it. */
+    struct dtr__poller *next, *prev;
+    int inside; /* threads in poll */
+    bool listed, leaving;
+} dtr__poller;
+void dtr__progress_add(dtr_world *world, dtr__poller *p);
+void dtr__progress_remove(dtr_world *world,
+                          dtr__poller *p); /* returns once no thread is inside p->poll: must
+                                              not be called from there */
+void dtr__progress_wake(dtr_world *world);
+bool dtr__progress_has_thread(const dtr_world *world);
+bool dtr__progress_in_thread(const dtr_world *world); /* is the caller the progress thread? */
+/* One pass over all pollers from a caller's thread: what keeps other groups alive where there is no
+ * progress thread. */
+void dtr__progress_poll_all(dtr_world *world);
+
+/* One wait policy for the whole library: pauses while there is a core per rank, else yields at
+ * once; naps after a while without movement. Keep one dtr__backoff per wait, zero it when something
+ * moved. */
+typedef struct dtr__backoff {
+    uint32_t spins;
+    int64_t since_ns; /* of the first yield */
+} dtr__backoff;
+void dtr__backoff_pause(const dtr_world *world, dtr__backoff *b); /* world NULL: as crowded */
+
+/* ---- flight recorder (rt_recorder.c) ---- one fixed 256-byte record per operation in a ring, slot
+ * = number mod size */
+typedef enum dtr__rec_state {
+    DTR__REC_ISSUED = 1,
+    DTR__REC_ENQUEUED,
+    DTR__REC_STARTED,
+    DTR__REC_FINISHED,
+    DTR__REC_FAILED
+} dtr__rec_state;
+typedef struct dtr__record {
+    uint64_t number; /* position since the start of the world, from 1; in the ring 0 before the
+                        first use and UINT64_MAX while being written */
+    uint32_t group, world_serial;
+    uint64_t seq, p2p_seq, op_id;
+    uint8_t kind, backend, state, dtype_op; /* dtype in the low, op in the high four bits */
+    uint16_t flags;
+    int16_t device;
+    int32_t root_or_peer, tag; /* -1: none */
+    uint64_t count_in, count_out, nbytes, fingerprint;
+    char label[40], site[48]; /* cut with a trailing '~' */
+    uint32_t thread;
+    int32_t status;
+    int64_t t_issued, t_enqueued, t_started, t_finished, deadline; /* monotonic ns, 0 = not yet */
+    uint64_t reserved[4];
+} dtr__record;
+_Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs");
+/* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
+ * (from 1). */
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
+/* Notes a state and its time; does nothing when the slot was reused. */
+void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
+/* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */
+size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
+
+/* ---- tenants (rt_tenant.c) ----
+ * An object of a higher layer whose handle may outlive the world, and which must let go of it. */
+typedef struct dtr__tenant {
+    /* On the thread that destroys the world, before anything is taken down. The tenant is no longer
+     * in the list. */
+    void (*evict)(struct dtr__tenant *self);
+    struct dtr__tenant *next, *prev; /* lock of rt_tenant.c */
+} dtr__tenant;
+void dtr__tenant_add(dtr_world *world, dtr__tenant *t);
+void dtr__tenant_remove(dtr_world *world, dtr__tenant *t);
+/* The newest tenant for which fn answers true, NULL: none. fn runs under the lock. */
+dtr__tenant *dtr__tenant_find(dtr_world *world, bool (*fn)(const dtr__tenant *t, const void *arg),
+                              const void *arg);
+/* All of them, newest first: what dtr_world_destroy begins with. */
+void dtr__tenants_evict(dtr_world *world);
+
+/* ---- handles ---- */
+#define DTR__HIDDEN __attribute__((visibility("hidden")))
+
+#endif /* DTR_RT_WORLD_H */

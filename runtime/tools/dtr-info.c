@@ -1,0 +1,78 @@
+/* dtr-info: what this build of the library is, what it finds on this machine, and all settings. */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <dtr/device.h>
+#include <dtr/version.h>
+
+#include "rt_options.h"
+
+static const char usage[] =
+    "usage: dtr-info [--options | --version | --help]\n"
+    "\n"
+    "  (nothing)   version, build and machine\n"
+    "  --options   all settings: name, type, default, value now, who set it, meaning\n"
+    "  --version   the version line alone\n"
+    "  --help      this text\n"
+    "\n"
+    "Does not start MPI: it runs with or without mpirun, on any host.\n";
+
+static void print_unknown(void *to, const char *name, const char *nearest) {
+    fprintf(to, "%s is set but is no setting of this library; the nearest is %s\n", name, nearest);
+}
+
+static int print_options(void) {
+    dtr__options o;
+    if (dtr__options_read(&o) != DTR_OK) {
+        fprintf(stderr, "dtr-info: %s\n", dtr_last_error_message());
+        return 1;
+    }
+    dtr__options_print(&o, stdout);
+    dtr__options_unknown(print_unknown, stdout);
+    dtr__options_free(&o);
+    return 0;
+}
+
+static int print_facts(void) {
+    cpu_set_t cpus;
+    printf("%s\n", dtr_version_string());
+#ifdef DTR_HAVE_HWLOC
+    printf("built with      hwloc (binds the progress thread)\n");
+#else
+    printf("built without   hwloc (the progress thread is not bound)\n");
+#endif
+    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) {
+        printf("CPUs            %d usable of %ld\n", CPU_COUNT(&cpus),
+               sysconf(_SC_NPROCESSORS_ONLN));
+    }
+    printf("memory          %ld MiB\n",
+           sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024);
+    printf("CPU devices     %d\n", dtr_device_count(DTR_CPU));
+    printf("CUDA devices    %d (not built)\n", dtr_device_count(DTR_CUDA));
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    if (argc > 2) {
+        what = "?";
+    }
+    if (strcmp(what, "") == 0) {
+        return print_facts();
+    }
+    if (strcmp(what, "--options") == 0) {
+        return print_options();
+    }
+    if (strcmp(what, "--version") == 0) {
+        printf("%s\n", dtr_version_string());
+        return 0;
+    }
+    if (strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    fprintf(stderr, "dtr-info: cannot make sense of \"%s\"\n%s", argc > 2 ? argv[2] : what, usage);
+    return 2;
+}
