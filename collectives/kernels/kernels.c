@@ -1,0 +1,275 @@
+/* Choice of the instruction set, legality of operators, and the calls of kernels.h in terms of one
+ * set's loops. */
+#include "kernels.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels_set.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* ---- which set ---- */
+
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows the name; it does tell whether the operating
+ * system keeps the registers. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+/* Whether this CPU runs the set. */
+static bool runs(const dtr__kernel_set *set) {
+#if defined(__x86_64__)
+    if (set == &dtr__kernels_avx2) {
+        return __builtin_cpu_supports("avx2") && has_f16c();
+    }
+    if (set == &dtr__kernels_avx512) {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               has_f16c();
+    }
+#endif
+    return set != NULL;
+}
+
+/* Best first. */
+static const dtr__kernel_set *const sets[] = {
+#if defined(__x86_64__)
+    &dtr__kernels_avx512,
+    &dtr__kernels_avx2,
+#elif defined(__aarch64__)
+    &dtr__kernels_neon,
+#endif
+    &dtr__kernels_scalar,
+};
+enum { N_SETS = sizeof sets / sizeof sets[0] };
+
+const dtr__kernel_set *dtr__kernels_find(const char *name) {
+    for (size_t i = 0; i < N_SETS; i++) {
+        if (strcmp(sets[i]->name, name) == 0 && runs(sets[i])) {
+            return sets[i];
+        }
+    }
+    return NULL;
+}
+
+static const dtr__kernel_set *choose_set(void) {
+    const char *wish = getenv("DTR_KERNELS");
+    const dtr__kernel_set *set = wish != NULL ? dtr__kernels_find(wish) : NULL;
+    for (size_t i = 0; set == NULL && i < N_SETS; i++) {
+        set = runs(sets[i]) ? sets[i] : NULL;
+    }
+    return set != NULL ? set : &dtr__kernels_scalar;
+}
+
+/* Threads that come here at the same time choose the same. */
+const dtr__kernel_set *dtr__kernels_current(void) {
+    static _Atomic(const dtr__kernel_set *) chosen;
+    const dtr__kernel_set *set = atomic_load_explicit(&chosen, memory_order_acquire);
+    if (set == NULL) {
+        set = choose_set();
+        atomic_store_explicit(&chosen, set, memory_order_release);
+    }
+    return set;
+}
+
+const char *dtr__kernels_name(void) {
+    return dtr__kernels_current()->name;
+}
+
+/* ---- reductions ---- */
+
+bool dtr_op_supports(dtr_op op, dtr_dtype dtype) {
+    enum {
+        ADD = 1 << DTR_SUM,
+        MEAN = 1 << DTR_AVG,
+        PRODUCT = 1 << DTR_PROD,
+        ORDER = 1 << DTR_MIN | 1 << DTR_MAX,
+        BITS = 1 << DTR_BAND | 1 << DTR_BOR | 1 << DTR_BXOR,
+        SCALED = 1 << DTR_PREMUL_SUM,
+        INTEGER = ADD | MEAN | PRODUCT | ORDER | BITS,
+        FLOAT = ADD | MEAN | PRODUCT | ORDER
+    };
+    static const int legal[DTR__N_DTYPES] = {
+        [DTR_BOOL] = ADD | PRODUCT | ORDER | BITS,
+        [DTR_U8] = INTEGER,
+        [DTR_I8] = INTEGER,
+        [DTR_I16] = INTEGER,
+        [DTR_I32] = INTEGER,
+        [DTR_I64] = INTEGER,
+        [DTR_F8E4M3] = FLOAT,
+        [DTR_F8E5M2] = FLOAT,
+        [DTR_F16] = FLOAT | SCALED,
+        [DTR_BF16] = FLOAT | SCALED,
+        [DTR_F32] = FLOAT | SCALED,
+        [DTR_F64] = FLOAT | SCALED,
+        [DTR_C64] = ADD | MEAN | SCALED,
+        [DTR_C128] = ADD | MEAN | SCALED,
+    };
+    return (int)op >= DTR_SUM && (int)op <= DTR_PREMUL_SUM && (int)dtype >= 0 &&
+           (int)dtype < DTR__N_DTYPES && (legal[dtype] >> op & 1) != 0;
+}
+
+/* A tile of every source in turn becomes float32 and is added to the sum, which is rounded at the
+ * end: for the types that have no fused loop. */
+static void reduce_through_f32(const dtr__kernel_set *set, const dtr__reduce_job *job, size_t count,
+                               dtr_dtype dtype) {
+    const size_t size = dtr_dtype_size(dtype);
+    const bool scaled = job->op == DTR_PREMUL_SUM;
+    const dtr_op op = scaled ? DTR_SUM : job->op;
+    float sum[DTR__TILE], term[DTR__TILE];
+    void *const into = sum;
+    const void *const both[2] = { sum, term };
+    dtr__reduce_job step = { &into, 1, both, 2, op, job->divisor, NULL };
+    for (size_t at = 0; at < count; at += DTR__TILE) {
+        const size_t m = count - at < DTR__TILE ? count - at : DTR__TILE;
+        for (int i = 0; i < job->n; i++) {
+            float *t = i == 0 ? sum : term;
+            set->to_f32[dtype](t, (const char *)job->src[i] + at * size, m);
+            if (scaled) {
+                set->from_f32[DTR_F32](t, t, m, job->factors[i]);
+            }
+            const bool last = i == job->n - 1;
+            step.n = i == 0 ? 1 : 2;
+            step.op = op == DTR_AVG && !last ? DTR_SUM : op; /* divided once */
+            set->reduce[DTR_F32](&step, m);
+        }
+        for (int j = 0; j < job->n_dst; j++) {
+            set->from_f32[dtype]((char *)job->dst[j] + at * size, sum, m, 1);
+        }
+    }
+}
+
+static void reduce_cached(const dtr__kernel_set *set, const dtr__reduce_job *job, size_t count,
+                          dtr_dtype dtype) {
+    if (dtype <= DTR_BF16 && set->reduce[dtype] == NULL) {
+        reduce_through_f32(set, job, count, dtype);
+    } else {
+        set->reduce[dtype](job, count);
+    }
+}
+
+/* A store to memory that is in no cache reads it first. Where the results cannot stay in the cache
+ * anyway they are made tile by tile in a small buffer and copied past it. */
+static void reduce_streaming(const dtr__kernel_set *set, const dtr__reduce_job *job, size_t count,
+                             dtr_dtype dtype) {
+    _Alignas(64) char result[DTR__STREAM_TILE];
+    const void *src[DTR__STREAM_SOURCES];
+    void *const dst = result;
+    dtr__reduce_job tile = *job;
+    tile.dst = &dst;
+    tile.n_dst = 1;
+    tile.src = src;
+    const size_t nbytes = count * dtr_dtype_size(dtype);
+    for (size_t at = 0; at < nbytes; at += sizeof result) {
+        const size_t m = nbytes - at < sizeof result ? nbytes - at : sizeof result;
+        for (int i = 0; i < job->n; i++) {
+            src[i] = (const char *)job->src[i] + at;
+        }
+        reduce_cached(set, &tile, m / dtr_dtype_size(dtype), dtype);
+        for (int j = 0; j < job->n_dst; j++) {
+            set->stream((char *)job->dst[j] + at, result, m);
+        }
+    }
+}
+
+/* What is reduced in place has been read anyway, so its store costs nothing more. */
+static bool in_place(const dtr__reduce_job *job) {
+    for (int j = 0; j < job->n_dst; j++) {
+        for (int i = 0; i < job->n; i++) {
+            if (job->dst[j] == job->src[i]) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static bool is_bitwise(dtr_op op) {
+    return op == DTR_BAND || op == DTR_BOR || op == DTR_BXOR;
+}
+
+void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
+                      dtr_dtype dtype, bool stream) {
+    if (dtr__real_part(dtype) != dtype) {
+        count *= 2;
+        dtype = dtr__real_part(dtype);
+    }
+    if (is_bitwise(job.op) && dtype != DTR_BOOL) {
+        count *= dtr_dtype_size(dtype);
+        dtype = DTR_U8;
+    }
+    if (job.op == DTR_PREMUL_SUM && job.factors == NULL) {
+        job.op = DTR_SUM;
+    }
+    if (stream && set->stream != NULL && job.n <= DTR__STREAM_SOURCES && !in_place(&job)) {
+        reduce_streaming(set, &job, count, dtype);
+    } else {
+        reduce_cached(set, &job, count, dtype);
+    }
+}
+
+/* Size of the last cache. Asking costs microseconds, so it is asked once, for a large job. */
+static size_t cache_nbytes(void) {
+    static _Atomic size_t known;
+    size_t nbytes = atomic_load_explicit(&known, memory_order_relaxed);
+    if (nbytes == 0) {
+        nbytes = (size_t)32 << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+        const long told = sysconf(_SC_LEVEL3_CACHE_SIZE);
+        nbytes = told > 0 ? (size_t)told : nbytes;
+#endif
+        atomic_store_explicit(&known, nbytes, memory_order_relaxed);
+    }
+    return nbytes;
+}
+
+/* Whether the job alone fills the cache. */
+static bool is_large(const dtr__reduce_job *job, size_t nbytes) {
+    const size_t arrays = (size_t)job->n + (size_t)job->n_dst, never = 1 << 20;
+    return nbytes > never && nbytes > cache_nbytes() / arrays;
+}
+
+void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
+                    dtr_dtype dtype, dtr_op op, int divisor, const double *factors) {
+    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors };
+    const bool stream = is_large(&job, count * dtr_dtype_size(dtype));
+    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
+}
+
+void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dtype dtype, dtr_op op,
+                 int divisor, const double *factors) {
+    dtr__reduce_to(&dst, 1, src, n, count, dtype, op, divisor, factors);
+}
+
+/* ---- search ---- */
+
+size_t dtr__find_nan(const void *src, size_t count, dtr_dtype dtype) {
+    const dtr_dtype real = dtr__real_part(dtype);
+    bool (*has_nan)(const void *, size_t) = dtr__kernels_current()->has_nan[real];
+    if (has_nan == NULL) {
+        return count;
+    }
+    const size_t width = real == dtype ? 1 : 2, size = dtr_dtype_size(real);
+    const size_t total = count * width;
+    for (size_t at = 0; at < total; at += DTR__TILE) {
+        const size_t m = total - at < DTR__TILE ? total - at : DTR__TILE;
+        const char *tile = (const char *)src + at * size;
+        if (!has_nan(tile, m)) {
+            continue;
+        }
+        size_t k = 0;
+        while (!has_nan(tile + k * size, 1)) {
+            k++;
+        }
+        return (at + k) / width;
+    }
+    return count;
+}

@@ -1,0 +1,400 @@
+/* The loops of one instruction set; included by kernels_<set>.c, which is compiled for that set and
+ * has defined
+ *   VECTOR_BYTES              length of a vector (and included vectors.h)
+ *   KERNEL_SET, KERNEL_NAME   the table and its name
+ *   u16_widen, u32_narrow     half_v to u32_v and back (the lower halves)
+ *   f16_widen, f16_narrow     half_v to f32_v and back, rounding to nearest even, if HAVE_F16
+ *   bf16_round                f32_v to bf16 in the upper halves of u32_v, if HAVE_BF16_ROUND
+ *   load_part, store_part     a vector of which only a part is in memory, if HAVE_PARTS
+ *   stream_vector             an aligned store past the caches, if HAVE_STREAM
+ * Every set gives the same bits: no contraction to fused operations, no other order of a sum. */
+#include "formats.h"
+#include "kernels_set.h"
+
+/* ---- whole and short vectors ---- */
+
+#ifndef HAVE_PARTS
+/* nbytes at p, at most a vector; the rest of it is zero. */
+static ALWAYS_INLINE void load_part(void *vector, size_t size, const void *p, size_t nbytes) {
+    if (nbytes < size) {
+        memset(vector, 0, size);
+    }
+    memcpy(vector, p, nbytes);
+}
+
+static ALWAYS_INLINE void store_part(void *p, size_t nbytes, const void *vector, size_t size) {
+    (void)size;
+    memcpy(p, vector, nbytes);
+}
+#endif
+
+#ifdef HAVE_STREAM
+/* Copy past the caches. Such stores are ordered by a fence only, not by a later release. */
+static void stream_copy(void *dst, const void *src, size_t nbytes) {
+    char *d = dst;
+    const char *s = src;
+    const size_t to_boundary = -(uintptr_t)d % VECTOR_BYTES;
+    const size_t head = to_boundary < nbytes ? to_boundary : nbytes;
+    memcpy(d, s, head);
+    size_t at = head;
+    for (; at + VECTOR_BYTES <= nbytes; at += VECTOR_BYTES) {
+        stream_vector(d + at, s + at);
+    }
+    memcpy(d + at, s + at, nbytes - at);
+    _mm_sfence();
+}
+#else
+#define stream_copy NULL
+#endif
+
+/* ---- reductions ---- */
+
+#define SAME(e) (e)
+
+/* Signed integers are added and multiplied as unsigned, where wrapping is defined, and compared as
+ * what they are. */
+#define INT_COMBINE(U, S, op, a, b)                       \
+    ((op) == DTR_PROD  ? (a) * (b)                        \
+     : (op) == DTR_MIN ? SELECT(U, (S)(b) < (S)(a), b, a) \
+     : (op) == DTR_MAX ? SELECT(U, (S)(b) > (S)(a), b, a) \
+                       : (a) + (b))
+#define INT_OPS(X) X(DTR_SUM) X(DTR_AVG) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
+
+/* No instruction set divides vectors of integers. */
+#define DEFINE_MEAN(name, U, S)                               \
+    static inline U mean_##name(U sum, int divisor) {         \
+        S s = (S)sum;                                         \
+        for (size_t k = 0; k < sizeof s / sizeof s[0]; k++) { \
+            s[k] /= divisor;                                  \
+        }                                                     \
+        return (U)s;                                          \
+    }
+DEFINE_MEAN(u8, u8_v, u8_v)
+DEFINE_MEAN(i8, u8_v, i8_v)
+DEFINE_MEAN(i16, u16_v, i16_v)
+DEFINE_MEAN(i32, u32_v, i32_v)
+DEFINE_MEAN(i64, u64_v, i64_v)
+
+#define NAN_LANES(f) ((f) != (f))
+
+/* MIN and MAX: any NaN gives NaN, equal values (-0 and +0) the earlier. */
+#define FLOAT_COMBINE(F, U, op, a, b)                                   \
+    ((op) == DTR_PROD  ? (a) * (b)                                      \
+     : (op) == DTR_MIN ? (F)SELECT(U, ((b) < (a)) | NAN_LANES(b), b, a) \
+     : (op) == DTR_MAX ? (F)SELECT(U, ((b) > (a)) | NAN_LANES(b), b, a) \
+                       : (a) + (b))
+#define FLOAT_OPS(X) INT_OPS(X) X(DTR_PREMUL_SUM)
+
+/* Bytes of 0 and 1: SUM is or, PROD is and. */
+#define TRUTH(raw) ((u8_v)((raw) != 0) & 1)
+#define BIT_COMBINE(op, a, b)                                          \
+    ((op) == DTR_SUM || (op) == DTR_MAX || (op) == DTR_BOR ? (a) | (b) \
+     : (op) == DTR_BXOR                                    ? (a) ^ (b) \
+                                                           : (a) & (b))
+#define BIT_OPS(X) X(DTR_BAND) X(DTR_BOR) X(DTR_BXOR)
+
+#define T truth
+#define ELEM uint8_t
+#define RAW u8_v
+#define SUM u8_v
+#define REAL uint8_t
+#define DECODE TRUTH
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
+#define MEAN(s, divisor) ((void)(divisor), (s))
+#define OPS(X) BIT_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
+#include "reduce_type.h"
+
+/* Bitwise operators on any integer type: its bytes. */
+#define T bits
+#define ELEM uint8_t
+#define RAW u8_v
+#define SUM u8_v
+#define REAL uint8_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
+#define MEAN(s, divisor) ((void)(divisor), (s))
+#define OPS BIT_OPS
+#include "reduce_type.h"
+
+#define T u8
+#define ELEM uint8_t
+#define RAW u8_v
+#define SUM u8_v
+#define REAL uint8_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) INT_COMBINE(u8_v, u8_v, op, a, b)
+#define MEAN(s, divisor) mean_u8(s, divisor)
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T i8
+#define ELEM int8_t
+#define RAW u8_v
+#define SUM u8_v
+#define REAL int8_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) INT_COMBINE(u8_v, i8_v, op, a, b)
+#define MEAN(s, divisor) mean_i8(s, divisor)
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T i16
+#define ELEM int16_t
+#define RAW u16_v
+#define SUM u16_v
+#define REAL int16_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) INT_COMBINE(u16_v, i16_v, op, a, b)
+#define MEAN(s, divisor) mean_i16(s, divisor)
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T i32
+#define ELEM int32_t
+#define RAW u32_v
+#define SUM u32_v
+#define REAL int32_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) INT_COMBINE(u32_v, i32_v, op, a, b)
+#define MEAN(s, divisor) mean_i32(s, divisor)
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T i64
+#define ELEM int64_t
+#define RAW u64_v
+#define SUM u64_v
+#define REAL int64_t
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) INT_COMBINE(u64_v, i64_v, op, a, b)
+#define MEAN(s, divisor) mean_i64(s, divisor)
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T f32
+#define ELEM float
+#define RAW f32_v
+#define SUM f32_v
+#define REAL float
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) FLOAT_COMBINE(f32_v, u32_v, op, a, b)
+#define MEAN(s, divisor) ((s) / (float)(divisor))
+#define OPS FLOAT_OPS
+#include "reduce_type.h"
+
+#define T f64
+#define ELEM double
+#define RAW f64_v
+#define SUM f64_v
+#define REAL double
+#define DECODE SAME
+#define ENCODE SAME
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) FLOAT_COMBINE(f64_v, u64_v, op, a, b)
+#define MEAN(s, divisor) ((s) / (double)(divisor))
+#define OPS FLOAT_OPS
+#include "reduce_type.h"
+
+/* bfloat16 is the upper half of a float32. */
+static ALWAYS_INLINE f32_v bf16_widen(half_v raw) {
+    return (f32_v)(u16_widen(raw) << 16);
+}
+
+#ifndef HAVE_BF16_ROUND
+/* The result is in the upper halves. A NaN becomes the one with all bits set: the cheapest. */
+static ALWAYS_INLINE u32_v bf16_round(f32_v f) {
+    const u32_v bits = (u32_v)f;
+    return (bits + 0x7fff + ((bits >> 16) & 1)) | (u32_v)NAN_LANES(f);
+}
+#endif
+
+/* Conversion keeps the sign and the upper bits of a NaN. */
+static ALWAYS_INLINE half_v bf16_narrow(f32_v f) {
+    return u32_narrow(SELECT(u32_v, NAN_LANES(f), (u32_v)f | 0x400000, bf16_round(f)) >> 16);
+}
+
+/* Two of them in 32 bits become two vectors without moving a lane: the lower and the upper halves.
+ */
+typedef struct bf16_pair {
+    f32_v low, high;
+} bf16_pair;
+
+static ALWAYS_INLINE bf16_pair bf16_split(u32_v raw) {
+    return (bf16_pair){ (f32_v)(raw << 16), (f32_v)(raw & 0xffff0000u) };
+}
+
+static ALWAYS_INLINE u32_v bf16_join(bf16_pair p) {
+    return (bf16_round(p.low) >> 16) | (bf16_round(p.high) & 0xffff0000u);
+}
+
+static ALWAYS_INLINE bf16_pair bf16_combine(dtr_op op, bf16_pair a, bf16_pair b) {
+    return (bf16_pair){ FLOAT_COMBINE(f32_v, u32_v, op, a.low, b.low),
+                        FLOAT_COMBINE(f32_v, u32_v, op, a.high, b.high) };
+}
+
+#define T bf16
+#define ELEM uint16_t
+#define RAW u32_v
+#define SUM bf16_pair
+#define REAL float
+#define DECODE bf16_split
+#define ENCODE bf16_join
+#define SCALE(s, factor) ((bf16_pair){ (s).low * (factor), (s).high * (factor) })
+#define COMBINE bf16_combine
+#define MEAN(s, divisor) ((bf16_pair){ (s).low / (float)(divisor), (s).high / (float)(divisor) })
+#define OPS FLOAT_OPS
+#include "reduce_type.h"
+
+#ifdef HAVE_F16
+#define T f16
+#define ELEM uint16_t
+#define RAW half_v
+#define SUM f32_v
+#define REAL float
+#define DECODE f16_widen
+#define ENCODE f16_narrow
+#define SCALE(s, factor) ((s) * (factor))
+#define COMBINE(op, a, b) FLOAT_COMBINE(f32_v, u32_v, op, a, b)
+#define MEAN(s, divisor) ((s) / (float)(divisor))
+#define OPS FLOAT_OPS
+#include "reduce_type.h"
+#else
+#define reduce_f16 NULL /* goes through float32, tile by tile */
+#endif
+
+static void reduce_u8_or_bits(const dtr__reduce_job *job, size_t count) {
+    const bool bitwise = job->op == DTR_BAND || job->op == DTR_BOR || job->op == DTR_BXOR;
+    (bitwise ? reduce_bits : reduce_u8)(job, count);
+}
+
+/* ---- conversion to and from float32 ---- */
+
+/* Single elements, left to the compiler's vectoriser. dst may be src, so no iteration depends on
+ * another. */
+#define DEFINE_F32_LOOPS(name, C, LOAD, STORE)                                        \
+    static void name##_to_f32(void *mid, const void *src, size_t n) {                 \
+        f32_t *m = mid;                                                               \
+        const C *s = src;                                                             \
+        INDEPENDENT for (size_t k = 0; k < n; k++) {                                  \
+            m[k] = LOAD(s[k]);                                                        \
+        }                                                                             \
+    }                                                                                 \
+    static void name##_from_f32(void *dst, const void *mid, size_t n, double alpha) { \
+        C *d = dst;                                                                   \
+        const f32_t *m = mid;                                                         \
+        const float scale = (float)alpha;                                             \
+        INDEPENDENT for (size_t k = 0; k < n; k++) {                                  \
+            d[k] = STORE(scale * m[k]);                                               \
+        }                                                                             \
+    }
+DEFINE_F32_LOOPS(f8e4m3, u8_t, f8e4m3_decode, f8e4m3_encode)
+DEFINE_F32_LOOPS(f8e5m2, u8_t, f8e5m2_decode, f8e5m2_encode)
+DEFINE_F32_LOOPS(f32, f32_t, SAME, SAME)
+
+/* 16-bit elements, a vector at a time; the last one may be short. */
+#define DEFINE_F32_VECTORS(name)                                                              \
+    static ALWAYS_INLINE void load_##name(f32_t *m, const u16_t *s, size_t n) {               \
+        half_v raw;                                                                           \
+        load_part(&raw, sizeof raw, s, n * sizeof *s);                                        \
+        const f32_v f = name##_widen(raw);                                                    \
+        store_part(m, n * sizeof *m, &f, sizeof f);                                           \
+    }                                                                                         \
+    static ALWAYS_INLINE void store_##name(u16_t *d, const f32_t *m, size_t n, float scale) { \
+        f32_v f;                                                                              \
+        load_part(&f, sizeof f, m, n * sizeof *m);                                            \
+        const half_v raw = name##_narrow(f * scale);                                          \
+        store_part(d, n * sizeof *d, &raw, sizeof raw);                                       \
+    }                                                                                         \
+    static void name##_to_f32(void *mid, const void *src, size_t n) {                         \
+        f32_t *m = mid;                                                                       \
+        const u16_t *s = src;                                                                 \
+        size_t k = 0;                                                                         \
+        for (; k + F32_LANES <= n; k += F32_LANES) {                                          \
+            load_##name(m + k, s + k, F32_LANES);                                             \
+        }                                                                                     \
+        load_##name(m + k, s + k, n - k);                                                     \
+    }                                                                                         \
+    static void name##_from_f32(void *dst, const void *mid, size_t n, double alpha) {         \
+        u16_t *d = dst;                                                                       \
+        const f32_t *m = mid;                                                                 \
+        size_t k = 0;                                                                         \
+        for (; k + F32_LANES <= n; k += F32_LANES) {                                          \
+            store_##name(d + k, m + k, F32_LANES, (float)alpha);                              \
+        }                                                                                     \
+        store_##name(d + k, m + k, n - k, (float)alpha);                                      \
+    }
+enum { F32_LANES = sizeof(f32_v) / sizeof(float) };
+DEFINE_F32_VECTORS(bf16)
+#ifdef HAVE_F16
+DEFINE_F32_VECTORS(f16)
+#else
+DEFINE_F32_LOOPS(f16, u16_t, f16_decode, f16_encode)
+#endif
+
+/* ---- search ---- */
+
+/* NaN: what lies above infinity when the sign is off (e4m3: above the largest number). */
+#define DEFINE_HAS_NAN(name, C, elem, magnitude, largest)   \
+    static bool has_nan_##name(const void *src, size_t n) { \
+        const elem##_t *s = src;                            \
+        C found = 0;                                        \
+        for (size_t k = 0; k < n; k++) {                    \
+            found |= (C)((s[k] & (magnitude)) > (largest)); \
+        }                                                   \
+        return found != 0;                                  \
+    }
+DEFINE_HAS_NAN(f8e4m3, uint8_t, u8, 0x7f, 0x7e)
+DEFINE_HAS_NAN(f8e5m2, uint8_t, u8, 0x7f, 0x7c)
+DEFINE_HAS_NAN(f16, uint16_t, u16, 0x7fff, 0x7c00)
+DEFINE_HAS_NAN(bf16, uint16_t, u16, 0x7fff, 0x7f80)
+DEFINE_HAS_NAN(f32, int32_t, i32, 0x7fffffff, 0x7f800000)
+DEFINE_HAS_NAN(f64, int64_t, i64, INT64_MAX, INT64_C(0x7ff0000000000000))
+
+/* ---- the table ---- */
+
+const dtr__kernel_set KERNEL_SET = {
+    .name = KERNEL_NAME,
+    .reduce = { [DTR_BOOL] = reduce_truth,
+                [DTR_U8] = reduce_u8_or_bits,
+                [DTR_I8] = reduce_i8,
+                [DTR_I16] = reduce_i16,
+                [DTR_I32] = reduce_i32,
+                [DTR_I64] = reduce_i64,
+                [DTR_F16] = reduce_f16,
+                [DTR_BF16] = reduce_bf16,
+                [DTR_F32] = reduce_f32,
+                [DTR_F64] = reduce_f64 },
+    .to_f32 = { [DTR_F8E4M3] = f8e4m3_to_f32,
+                [DTR_F8E5M2] = f8e5m2_to_f32,
+                [DTR_F16] = f16_to_f32,
+                [DTR_BF16] = bf16_to_f32,
+                [DTR_F32] = f32_to_f32 },
+    .from_f32 = { [DTR_F8E4M3] = f8e4m3_from_f32,
+                  [DTR_F8E5M2] = f8e5m2_from_f32,
+                  [DTR_F16] = f16_from_f32,
+                  [DTR_BF16] = bf16_from_f32,
+                  [DTR_F32] = f32_from_f32 },
+    .stream = stream_copy,
+    .has_nan = { [DTR_F8E4M3] = has_nan_f8e4m3,
+                 [DTR_F8E5M2] = has_nan_f8e5m2,
+                 [DTR_F16] = has_nan_f16,
+                 [DTR_BF16] = has_nan_bf16,
+                 [DTR_F32] = has_nan_f32,
+                 [DTR_F64] = has_nan_f64 },
+};

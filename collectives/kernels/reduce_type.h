@@ -1,0 +1,95 @@
+/* The reduction of one element type; included by kernels_body.h once per type with
+ *   T                    name of the type
+ *   ELEM                 an element as it lies in memory
+ *   RAW, SUM             vectors of the same number of elements, as stored and as summed
+ *   REAL                 type of a factor
+ *   DECODE(r), ENCODE(s) between RAW and SUM
+ *   SCALE(s, factor)     the product of PREMUL_SUM
+ *   COMBINE(op, a, b)    one step; op is a constant
+ *   MEAN(s, divisor)     the division of AVG
+ *   OPS(X)               X(op) for every operator that needs a loop of its own
+ * One vector of sums stays in a register while the sources are gone through, so each source is read
+ * once and each destination written once, after all sources have been read. */
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+
+/* Elements [at, at + m) of source i, m at most one vector. */
+static ALWAYS_INLINE SUM CAT(term_, T)(const void *const *src, int i, size_t at, size_t m,
+                                       const dtr_op op, const double *factors) {
+    RAW raw;
+    load_part(&raw, sizeof raw, (const ELEM *)src[i] + at, m * sizeof(ELEM));
+    SUM term = DECODE(raw);
+    if (op == DTR_PREMUL_SUM) {
+        term = SCALE(term, (REAL)factors[i]);
+    }
+    return term;
+}
+
+static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void *const *src, int n,
+                                         size_t at, size_t m, const dtr_op op, int divisor,
+                                         const double *factors) {
+    SUM sum = CAT(term_, T)(src, 0, at, m, op, factors);
+    for (int i = 1; i < n; i++) {
+        const SUM term = CAT(term_, T)(src, i, at, m, op, factors);
+        sum = COMBINE(op, sum, term);
+    }
+    if (op == DTR_AVG) {
+        sum = MEAN(sum, divisor);
+    }
+    const RAW out = ENCODE(sum);
+    for (int j = 0; j < n_dst; j++) {
+        store_part((ELEM *)dst[j] + at, m * sizeof(ELEM), &out, sizeof out);
+    }
+}
+
+static ALWAYS_INLINE void CAT(blocks_, T)(const dtr__reduce_job *job, size_t count,
+                                          const dtr_op op) {
+    enum { LANES = sizeof(RAW) / sizeof(ELEM) };
+    size_t at = 0;
+    const int n = job->n, n_dst = job->n_dst, divisor = job->divisor;
+    const void *const pair[2] = { job->src[0], job->src[n - 1] };
+    void *const dst[2] = { job->dst[0], job->dst[n_dst - 1] };
+    if (n == 2 && n_dst == 1) {
+        for (; at + LANES <= count; at += LANES) {
+            CAT(block_, T)(dst, 1, pair, 2, at, LANES, op, divisor, job->factors);
+        }
+    } else if (n == 2 && n_dst == 2) {
+        for (; at + LANES <= count; at += LANES) {
+            CAT(block_, T)(dst, 2, pair, 2, at, LANES, op, divisor, job->factors);
+        }
+    } else {
+        for (; at + LANES <= count; at += LANES) {
+            CAT(block_, T)(job->dst, n_dst, job->src, n, at, LANES, op, divisor, job->factors);
+        }
+    }
+    if (at < count) {
+        CAT(block_, T)(job->dst, n_dst, job->src, n, at, count - at, op, divisor, job->factors);
+    }
+}
+
+static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
+#define CASE(op)                         \
+    case op:                             \
+        CAT(blocks_, T)(job, count, op); \
+        break;
+    switch (job->op) {
+        OPS(CASE)
+    default:
+        break;
+    }
+#undef CASE
+}
+
+#undef CAT
+#undef CAT_
+#undef T
+#undef ELEM
+#undef RAW
+#undef SUM
+#undef REAL
+#undef DECODE
+#undef ENCODE
+#undef SCALE
+#undef COMBINE
+#undef MEAN
+#undef OPS

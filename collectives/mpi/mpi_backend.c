@@ -1,0 +1,227 @@
+/* The mpi backend: collectives and point to point as own schedules of point-to-point messages on
+ * the group's private communicator, between any ranks and with any MPI library. Nothing here
+ * blocks. */
+#include <stdlib.h>
+
+#include "mpi/mpi_internal.h"
+
+/* Cancelled transfers that do not end within this time, per group, are left behind. */
+static const double CANCEL_PATIENCE_S = 0.05, CLOSE_PATIENCE_S = 0.25;
+/* Works left behind are named one by one up to this many, then only counted. */
+enum { WARNINGS_MAX = 4 };
+
+static int mpi_score(const dtr_group *group, const dtr__call *call, const char **why) {
+    (void)group;
+    (void)call;
+    (void)why;
+    return 20;
+}
+
+/* Several nodes with several ranks each, in node order: neighbours in the ring share a node. */
+static bool wants_ring(const dtr_group *group) {
+    int borders = 0;
+    for (int i = 0; i < group->size; i++) {
+        int next = (i + 1) % group->size;
+        borders += group->world->node_of[group->world_ranks[i]] !=
+                   group->world->node_of[group->world_ranks[next]];
+    }
+    return borders > 0 && 2 * borders <= group->size;
+}
+
+static dtr_status mpi_open(dtr_group *group, void **result) {
+    dtr__mpi_state *state = calloc(1, sizeof *state);
+    dtr__mpi_sched *sched = dtr__mpi_sched_new();
+    if (state == NULL || sched == NULL) {
+        free(state);
+        dtr__mpi_sched_free(sched);
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the mpi backend of group '%s'",
+                        group->name);
+    }
+    state->tuning = dtr__mpi_tuning_default;
+    state->ring = wants_ring(group);
+    state->sched = sched;
+    state->cancel_patience = CANCEL_PATIENCE_S;
+    *result = state;
+    return DTR_OK;
+}
+
+/* Memory that MPI may still read or write stays. */
+static void mpi_close(dtr_group *group, void *opaque) {
+    dtr__mpi_state *state = opaque;
+    bool alive = dtr__mpi_alive();
+    state->cancel_patience = CLOSE_PATIENCE_S;
+    for (dtr__mpi_sched *s = state->left, *next; s != NULL; s = next) {
+        next = s->next;
+        if (!alive || dtr__mpi_sched_cancel(s, state)) {
+            dtr__mpi_sched_free(s);
+        } else {
+            dtr__mpi_sched_abandon(s);
+        }
+    }
+    dtr__mpi_p2p_close(state, alive);
+    dtr__mpi_sched_free(state->sched);
+    if (state->warnings > WARNINGS_MAX) {
+        DTR_WARN(group->world,
+                 "group '%s': %u operations in all were given up with transfers that MPI did not "
+                 "let go; their buffers must stay allocated until MPI_Finalize",
+                 group->name, state->warnings);
+    }
+    free(state);
+}
+
+static void build(const dtr__mpi_build *b) {
+    switch (b->call->kind) {
+    case DTR__K_BROADCAST:
+        dtr__mpi_build_broadcast(b);
+        break;
+    case DTR__K_REDUCE:
+        dtr__mpi_build_reduce(b);
+        break;
+    case DTR__K_ALLREDUCE:
+        dtr__mpi_build_allreduce(b);
+        break;
+    case DTR__K_ALLGATHER:
+    case DTR__K_ALLGATHERV:
+        dtr__mpi_build_allgather(b);
+        break;
+    case DTR__K_GATHER:
+    case DTR__K_GATHERV:
+        dtr__mpi_build_gather(b);
+        break;
+    case DTR__K_SCATTER:
+    case DTR__K_SCATTERV:
+        dtr__mpi_build_scatter(b);
+        break;
+    case DTR__K_REDUCE_SCATTER:
+    case DTR__K_REDUCE_SCATTERV:
+        dtr__mpi_build_reduce_scatter(b);
+        break;
+    case DTR__K_ALLTOALL:
+    case DTR__K_ALLTOALLV:
+        dtr__mpi_build_alltoall(b);
+        break;
+    case DTR__K_BARRIER:
+        dtr__mpi_build_barrier(b);
+        break;
+    default: /* no collective that reaches a backend */
+        break;
+    }
+}
+
+static void warn_left(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w) {
+    char title[160];
+    if (state->warnings++ < WARNINGS_MAX) {
+        DTR_WARN(group->world,
+                 "%s was given up, but MPI did not let go of all its transfers: its buffers must "
+                 "stay allocated until MPI_Finalize",
+                 dtr__work_title(w, title, sizeof title));
+    }
+}
+
+/* Ends the collective under way. What MPI still holds keeps its schedule and staging memory. */
+static bool cancel_collective(dtr__mpi_state *state, dtr_work *w) {
+    dtr__mpi_sched *s = w->request;
+    w->request = NULL;
+    if (dtr__mpi_sched_cancel(s, state)) {
+        return true;
+    }
+    s->next = state->left;
+    state->left = s;
+    state->sched = NULL;
+    return false;
+}
+
+static void mpi_cancel(dtr_group *group, void *opaque, dtr_work *w) {
+    dtr__mpi_state *state = opaque;
+    if (w->request == NULL || !dtr__mpi_alive()) {
+        return;
+    }
+    bool p2p = dtr__kind_is_p2p(w->call.kind);
+    if (!(p2p ? dtr__mpi_p2p_cancel(state, w) : cancel_collective(state, w))) {
+        warn_left(group, state, w);
+    }
+}
+
+static dtr_status start_collective(dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                                   bool *done) {
+    if (state->sched == NULL) {
+        state->sched = dtr__mpi_sched_new();
+    }
+    dtr__mpi_sched *s = state->sched;
+    if (s != NULL) {
+        bool data = w->call.kind != DTR__K_BARRIER;
+        dtr__mpi_build b = { .state = state,
+                             .call = &w->call,
+                             .s = s,
+                             .rank = group->rank,
+                             .size = group->size,
+                             .esize = data ? dtr_dtype_size(w->call.dtype) : 1 };
+        dtr__mpi_sched_begin(s, w, group->size);
+        build(&b);
+    }
+    if (s == NULL || s->no_memory) {
+        dtr__error_context ctx = dtr__work_context(w);
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the message schedule");
+    }
+    w->request = s;
+    return dtr__mpi_sched_run(s, group, w, done);
+}
+
+/* A failed work is given up at once, its cause stays the thread's last error. */
+static dtr_status settle(dtr_group *group, dtr__mpi_state *state, dtr_work *w, dtr_status status,
+                         bool done) {
+    if (status < 0) {
+        dtr__error_copy *cause = dtr__error_save();
+        mpi_cancel(group, state, w);
+        dtr__error_restore(cause, status);
+        dtr__error_copy_free(cause);
+    }
+    if (status < 0 || done) {
+        w->request = NULL;
+    }
+    return status;
+}
+
+static dtr_status mpi_start(dtr_group *group, void *opaque, dtr_work *w, bool *done) {
+    dtr__mpi_state *state = opaque;
+    *done = false;
+    dtr_status status = dtr__kind_is_p2p(w->call.kind) ? dtr__mpi_p2p_start(group, state, w, done)
+                                                       : start_collective(group, state, w, done);
+    return settle(group, state, w, status, *done);
+}
+
+static dtr_status mpi_progress(dtr_group *group, void *opaque, dtr_work *w, bool *done) {
+    dtr__mpi_state *state = opaque;
+    *done = false;
+    dtr_status status = dtr__kind_is_p2p(w->call.kind)
+                            ? dtr__mpi_p2p_progress(group, state, w, done)
+                            : dtr__mpi_sched_run(w->request, group, w, done);
+    return settle(group, state, w, status, *done);
+}
+
+static const char *mpi_waits_for(dtr_group *group, void *opaque, dtr_work *w, char *text,
+                                 size_t cap) {
+    (void)opaque;
+    text[0] = '\0';
+    if (w->request == NULL) {
+        return text;
+    }
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        dtr__mpi_p2p_waits_for(group, w, text, cap);
+    } else {
+        dtr__mpi_sched_waits_for(w->request, group, text, cap);
+    }
+    return text;
+}
+
+const dtr__backend dtr__backend_mpi = {
+    .name = "mpi",
+    .device = DTR_CPU,
+    .score = mpi_score,
+    .open = mpi_open,
+    .close = mpi_close,
+    .start = mpi_start,
+    .progress = mpi_progress,
+    .cancel = mpi_cancel,
+    .waits_for = mpi_waits_for,
+};

@@ -1,0 +1,530 @@
+/* Point to point. One header message per operation carries what the sender sends (dtype, count,
+ * call site) and up to a few KiB of payload; a larger payload follows on a tag that the header
+ * names. The receiver posts for the header, which keeps MPI's order of messages, compares, and only
+ * then lets MPI write into the user's buffer. When the two disagree both sides are told: the
+ * receiver sends a refusal and swallows the payload, so that the sender's transfer ends too; of a
+ * long payload only a first short piece, after which the sender looks whether it was refused. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mpi/mpi_internal.h"
+
+enum {
+    SITE_MAX = 48,
+    INLINE_MAX = 4096, /* payload that travels in the header message */
+    LONG_PAYLOAD = 4 << 20,
+    FIRST_PIECE = 64 << 10, /* of a long payload; complete when the receiver has accepted it */
+    IDLE_MAX = 1024,        /* operations kept for reuse per group */
+    REFUSAL_EVERY = 64,     /* polls of an unfinished send between looks for a refusal */
+    WAITS_FOR_MAX = 8
+};
+
+/* What one side of a pair says about itself. */
+typedef struct terms {
+    uint64_t count;
+    uint32_t dtype;
+    char site[SITE_MAX];
+} terms;
+
+typedef struct header {
+    terms terms;
+    uint64_t group;   /* dtr_group.uid */
+    uint64_t serial;  /* of the sender, names the message in a refusal */
+    uint32_t payload; /* tag of the payload, 0: it is in this message */
+} header;
+
+typedef struct refusal {
+    terms terms;
+    uint64_t serial;
+} refusal;
+
+struct dtr__mpi_p2p {
+    struct dtr__mpi_p2p *sibling;     /* unfinished operations of one work, or the idle list */
+    struct dtr__mpi_p2p *next, *prev; /* state->live or state->stuck */
+    bool is_send;
+    bool arrived; /* receive: the header is here and fits */
+    bool refused; /* send: the receiver's terms are in `other` */
+    int peer, tag;
+    size_t index; /* in the batch */
+    char *data;
+    size_t nbytes, posted; /* payload bytes, and those given to MPI so far */
+    dtr__mpi_pace pace;
+    uint64_t serial;
+    int payload;
+    terms own, other;
+    MPI_Request head, body;
+    struct {
+        header header;
+        char payload[INLINE_MAX];
+    } message;
+};
+
+struct dtr__mpi_loose {
+    MPI_Request request;
+    bool is_send;
+    void *memory; /* freed with it, may be NULL */
+};
+
+/* ---- memory ---- */
+
+static dtr__mpi_p2p *take(dtr__mpi_state *state) {
+    dtr__mpi_p2p *p = state->idle;
+    if (p != NULL) {
+        state->idle = p->sibling;
+        state->n_idle--;
+    } else if ((p = malloc(sizeof *p)) == NULL) {
+        return NULL;
+    }
+    memset(p, 0, offsetof(dtr__mpi_p2p, message));
+    p->head = p->body = MPI_REQUEST_NULL;
+    p->next = state->live;
+    if (p->next != NULL) {
+        p->next->prev = p;
+    }
+    state->live = p;
+    return p;
+}
+
+static void unlink_live(dtr__mpi_state *state, dtr__mpi_p2p *p) {
+    if (p->prev != NULL) {
+        p->prev->next = p->next;
+    } else {
+        state->live = p->next;
+    }
+    if (p->next != NULL) {
+        p->next->prev = p->prev;
+    }
+}
+
+static void give_back(dtr__mpi_state *state, dtr__mpi_p2p *p) {
+    unlink_live(state, p);
+    if (state->n_idle >= IDLE_MAX) {
+        free(p);
+        return;
+    }
+    p->sibling = state->idle;
+    state->idle = p;
+    state->n_idle++;
+}
+
+/* What of a payload goes into its first message; the rest is cut at DTR__MPI_PIECE_MAX. */
+static size_t first_piece(size_t nbytes) {
+    return nbytes > LONG_PAYLOAD ? FIRST_PIECE : nbytes;
+}
+
+/* ---- texts ---- */
+
+static void note_site(const dtr_work *w, dtr__mpi_p2p *p) {
+    memcpy(p->own.site, dtr__call_site_cached(&w->call), SITE_MAX);
+}
+
+static dtr_status mismatch(const dtr_work *w, const dtr__mpi_p2p *p) {
+    dtr__error_context ctx = dtr__work_context(w);
+    char entry[40] = "";
+    if (w->call.kind == DTR__K_BATCH) {
+        snprintf(entry, sizeof entry, "ops[%zu]: ", p->index);
+    }
+    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
+                    "%srank %d %s %s x %llu (at %.48s), but this rank %s %s x %llu (at %.48s), tag "
+                    "%d; both sides of a message must give the same dtype and count",
+                    entry, p->peer, p->is_send ? "receives" : "sends",
+                    dtr_dtype_name((dtr_dtype)p->other.dtype), (unsigned long long)p->other.count,
+                    p->other.site, p->is_send ? "sends" : "receives",
+                    dtr_dtype_name((dtr_dtype)p->own.dtype), (unsigned long long)p->own.count,
+                    p->own.site, p->tag);
+}
+
+static dtr_status mpi_failed(const dtr_work *w, int code, const char *call, int line) {
+    dtr__error_context ctx = dtr__work_context(w);
+    return dtr__error_mpi(&ctx, code, call, __FILE__, line);
+}
+#define P2P_MPI(w, name, ...)                               \
+    do {                                                    \
+        int code_ = name(__VA_ARGS__);                      \
+        if (code_ != MPI_SUCCESS) {                         \
+            return mpi_failed((w), code_, #name, __LINE__); \
+        }                                                   \
+    } while (0)
+
+/* ---- refusals ---- */
+
+/* Requests that outlive their work: tested now and then, at the latest at the group's end. */
+static void sweep_loose(dtr__mpi_state *state) {
+    size_t kept = 0;
+    for (size_t i = 0; i < state->n_loose; i++) {
+        int complete = 0;
+        if (MPI_Test(&state->loose[i].request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+            complete) {
+            free(state->loose[i].memory);
+        } else {
+            state->loose[kept++] = state->loose[i];
+        }
+    }
+    state->n_loose = kept;
+}
+
+static dtr__mpi_loose *new_loose(dtr__mpi_state *state, bool is_send, void *memory) {
+    if (state->n_loose == state->cap_loose) {
+        size_t cap = state->cap_loose * 2 + 8;
+        dtr__mpi_loose *larger = realloc(state->loose, cap * sizeof *larger);
+        if (larger == NULL) {
+            return NULL;
+        }
+        state->loose = larger;
+        state->cap_loose = cap;
+    }
+    dtr__mpi_loose *l = &state->loose[state->n_loose];
+    *l = (dtr__mpi_loose){ MPI_REQUEST_NULL, is_send, memory };
+    return l;
+}
+
+/* Best effort: whatever fails here, this side already reports the mismatch. */
+static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi_p2p *p) {
+    const header *h = &p->message.header;
+    refusal *r = malloc(sizeof *r);
+    dtr__mpi_loose *l = r == NULL ? NULL : new_loose(state, true, r);
+    if (l == NULL) {
+        free(r);
+        return;
+    }
+    *r = (refusal){ p->own, h->serial };
+    if (MPI_Isend(r, sizeof *r, MPI_BYTE, p->peer, DTR__MPI_REFUSAL, group->comm, &l->request) !=
+        MPI_SUCCESS) {
+        free(r);
+        return;
+    }
+    state->n_loose++;
+    size_t nbytes = h->terms.count * dtr_dtype_size((dtr_dtype)h->terms.dtype);
+    nbytes = first_piece(nbytes);
+    void *nowhere = malloc(nbytes);
+    l = nowhere == NULL ? NULL : new_loose(state, false, nowhere);
+    if (l == NULL || MPI_Irecv(nowhere, (int)nbytes, MPI_BYTE, p->peer, (int)h->payload,
+                               group->comm, &l->request) != MPI_SUCCESS) {
+        free(nowhere);
+        return;
+    }
+    state->n_loose++;
+}
+
+/* Takes in refusals of messages this rank has sent. */
+static dtr_status look_for_refusals(const dtr_group *group, dtr__mpi_state *state,
+                                    const dtr_work *w) {
+    for (;;) {
+        int there = 0;
+        MPI_Status status;
+        refusal r;
+        P2P_MPI(w, MPI_Iprobe, MPI_ANY_SOURCE, DTR__MPI_REFUSAL, group->comm, &there, &status);
+        if (!there) {
+            return DTR_OK;
+        }
+        P2P_MPI(w, MPI_Recv, &r, sizeof r, MPI_BYTE, status.MPI_SOURCE, DTR__MPI_REFUSAL,
+                group->comm, MPI_STATUS_IGNORE);
+        for (dtr__mpi_p2p *p = state->live; p != NULL; p = p->next) {
+            if (p->is_send && p->serial == r.serial && p->peer == status.MPI_SOURCE) {
+                p->refused = true;
+                p->other = r.terms;
+            }
+        }
+    }
+}
+
+/* ---- one operation ---- */
+
+/* Gives MPI the next piece of the payload. */
+static dtr_status post_body(const dtr_group *group, const dtr_work *w, dtr__mpi_p2p *p) {
+    size_t offset = 0, left = p->nbytes - p->posted;
+    int length = p->posted == 0 ? (int)first_piece(p->nbytes) : dtr__mpi_piece(left, 0, &offset);
+    char *at = p->data + p->posted;
+    if (!p->is_send) {
+        P2P_MPI(w, MPI_Irecv, at, length, MPI_BYTE, p->peer, p->payload, group->comm, &p->body);
+    } else if ((size_t)length < left && p->posted == 0) {
+        P2P_MPI(w, MPI_Issend, at, length, MPI_BYTE, p->peer, p->payload, group->comm, &p->body);
+    } else {
+        P2P_MPI(w, MPI_Isend, at, length, MPI_BYTE, p->peer, p->payload, group->comm, &p->body);
+    }
+    p->posted += (size_t)length;
+    return DTR_OK;
+}
+
+static dtr_status post_send(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
+                            dtr__mpi_p2p *p) {
+    header *h = &p->message.header;
+    note_site(w, p);
+    *h = (header){ .terms = p->own, .group = group->uid };
+    size_t nbytes = sizeof *h;
+    if (p->nbytes <= INLINE_MAX) {
+        if (p->nbytes != 0) {
+            memcpy(p->message.payload, p->data, p->nbytes);
+        }
+        nbytes += p->nbytes;
+        p->posted = p->nbytes;
+    } else {
+        p->serial = ++state->sends;
+        p->payload = DTR__MPI_TAG_PAYLOAD | (int)(p->serial % (DTR__MPI_TAG_VALUES - 1));
+        h->serial = p->serial;
+        h->payload = (uint32_t)p->payload;
+    }
+    P2P_MPI(w, MPI_Isend, &p->message, (int)nbytes, MPI_BYTE, p->peer, DTR__MPI_TAG_HEADER | p->tag,
+            group->comm, &p->head);
+    return p->payload != 0 ? post_body(group, w, p) : DTR_OK;
+}
+
+static dtr_status post(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
+                       dtr__mpi_p2p *p) {
+    if (p->is_send) {
+        return post_send(group, state, w, p);
+    }
+    int from = p->peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->peer;
+    P2P_MPI(w, MPI_Irecv, &p->message, sizeof p->message, MPI_BYTE, from,
+            DTR__MPI_TAG_HEADER | p->tag, group->comm, &p->head);
+    return DTR_OK;
+}
+
+/* Payload pieces one after the other; *done when the last has ended. A refused send goes no
+ * further. */
+static dtr_status move_body(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                            dtr__mpi_p2p *p, bool *done) {
+    *done = false;
+    for (;;) {
+        int complete = 1;
+        if (p->body != MPI_REQUEST_NULL) {
+            P2P_MPI(w, MPI_Test, &p->body, &complete, MPI_STATUS_IGNORE);
+            p->pace.polls++;
+        }
+        if (p->is_send && p->payload != 0 && (complete || p->pace.polls % REFUSAL_EVERY == 0)) {
+            DTR_TRY(look_for_refusals(group, state, w));
+        }
+        if (!complete || p->refused) {
+            w->moved |= dtr__mpi_pace_moves(&p->pace, p->nbytes);
+            return DTR_OK;
+        }
+        if (p->posted == p->nbytes) {
+            *done = true;
+            return DTR_OK;
+        }
+        DTR_TRY(post_body(group, w, p));
+        w->moved = true;
+    }
+}
+
+static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                            dtr__mpi_p2p *p, bool *done) {
+    int complete = 1;
+    *done = false;
+    if (p->head != MPI_REQUEST_NULL) {
+        P2P_MPI(w, MPI_Test, &p->head, &complete, MPI_STATUS_IGNORE);
+    }
+    DTR_TRY(move_body(group, state, w, p, done));
+    if (p->refused) {
+        return mismatch(w, p);
+    }
+    *done &= complete != 0;
+    return DTR_OK;
+}
+
+/* The header is here: does it fit? */
+static dtr_status accept(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
+                         dtr__mpi_p2p *p, int source) {
+    const header *h = &p->message.header;
+    p->peer = source;
+    p->arrived = true;
+    if (h->terms.dtype != p->own.dtype || h->terms.count != p->own.count) {
+        p->other = h->terms;
+        note_site(w, p);
+        if (h->payload != 0) {
+            refuse(group, state, p);
+        }
+        return mismatch(w, p);
+    }
+    p->payload = (int)h->payload;
+    if (p->payload == 0) {
+        if (p->nbytes != 0) {
+            memcpy(p->data, p->message.payload, p->nbytes);
+        }
+        p->posted = p->nbytes;
+    }
+    return DTR_OK;
+}
+
+static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                            dtr__mpi_p2p *p, bool *done) {
+    *done = false;
+    if (!p->arrived) {
+        int complete = 0;
+        MPI_Status status;
+        P2P_MPI(w, MPI_Test, &p->head, &complete, &status);
+        if (!complete) {
+            return DTR_OK;
+        }
+        if (p->message.header.group != group->uid) {
+            /* Left over from a broken group whose communicator was like this one. */
+            return post(group, state, w, p);
+        }
+        DTR_TRY(accept(group, state, w, p, status.MPI_SOURCE));
+    }
+    DTR_TRY(move_body(group, state, w, p, done));
+    if (*done && w->call.kind == DTR__K_RECV) {
+        w->source = p->peer;
+    }
+    return DTR_OK;
+}
+
+/* ---- works: lists of operations ---- */
+
+/* Ends an operation that is not complete; false when MPI keeps part of it. */
+static bool end(dtr__mpi_state *state, dtr__mpi_p2p *p) {
+    bool head = dtr__mpi_request_end(&p->head, p->is_send, state);
+    bool body = dtr__mpi_request_end(&p->body, p->is_send, state);
+    if (head && body) {
+        give_back(state, p);
+        return true;
+    }
+    unlink_live(state, p);
+    p->prev = NULL;
+    p->next = state->stuck;
+    state->stuck = p;
+    return false;
+}
+
+bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w) {
+    bool all = true;
+    for (dtr__mpi_p2p *p = w->request, *next; p != NULL; p = next) {
+        next = p->sibling;
+        all &= end(state, p);
+    }
+    w->request = NULL;
+    return all;
+}
+
+/* A new operation, put at *tail; NULL when out of memory. */
+static dtr__mpi_p2p *add(dtr__mpi_state *state, const dtr_p2p *op, size_t index,
+                         dtr__mpi_p2p ***tail) {
+    dtr__mpi_p2p *p = take(state);
+    if (p == NULL) {
+        return NULL;
+    }
+    p->is_send = op->is_send;
+    p->peer = op->peer;
+    p->tag = op->tag;
+    p->index = index;
+    p->data = op->buf.data;
+    p->nbytes = op->buf.count * dtr_dtype_size(op->buf.dtype);
+    p->own.count = op->buf.count;
+    p->own.dtype = op->buf.dtype;
+    **tail = p;
+    *tail = &p->sibling;
+    return p;
+}
+
+/* Receives first, so that what this rank sends to itself finds them; list order within each. */
+static dtr_status start_list(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
+                             const dtr_p2p *ops, size_t n, dtr__mpi_p2p **list) {
+    for (int sends = 0; sends < 2; sends++) {
+        for (size_t i = 0; i < n; i++) {
+            if (ops[i].is_send != (sends == 1)) {
+                continue;
+            }
+            dtr__mpi_p2p *p = add(state, &ops[i], i, &list);
+            if (p == NULL) {
+                dtr__error_context ctx = dtr__work_context(w);
+                return DTR_FAIL(&ctx, DTR_ERR_NOMEM,
+                                "no memory for message %zu of %zu (%zu bytes each)", i + 1, n,
+                                sizeof *p);
+            }
+            DTR_TRY(post(group, state, w, p));
+        }
+    }
+    return DTR_OK;
+}
+
+static dtr_status move(const dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
+    dtr__mpi_p2p *first = w->request, **link = &first;
+    dtr_status status = DTR_OK;
+    while (*link != NULL && status == DTR_OK) {
+        dtr__mpi_p2p *p = *link;
+        bool ended = false;
+        status = p->is_send ? move_send(group, state, w, p, &ended)
+                            : move_recv(group, state, w, p, &ended);
+        if (ended) {
+            w->moved = true;
+            *link = p->sibling;
+            give_back(state, p);
+        } else {
+            link = &p->sibling;
+        }
+    }
+    w->request = first;
+    *done = first == NULL && status == DTR_OK;
+    return status;
+}
+
+dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
+    const dtr__call *c = &w->call;
+    dtr_p2p single = { .is_send = c->kind == DTR__K_SEND,
+                       .buf = dtr_cpu(c->out, c->in_count, c->dtype),
+                       .peer = c->root,
+                       .tag = c->tag };
+    bool batch = c->kind == DTR__K_BATCH;
+    dtr__mpi_p2p *list = NULL;
+    dtr_status status =
+        start_list(group, state, w, batch ? c->batch : &single, batch ? c->n_batch : 1, &list);
+    w->request = list;
+    return status < 0 ? status : move(group, state, w, done);
+}
+
+dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
+    if (state->n_loose != 0) {
+        sweep_loose(state);
+    }
+    return move(group, state, w, done);
+}
+
+static int waits_for_one(const dtr_group *group, const dtr__mpi_p2p *p, char *text, size_t cap) {
+    if (p->peer == DTR_ANY_SOURCE) {
+        return snprintf(text, cap, "no rank has sent a message with tag %d", p->tag);
+    }
+    const char *what = p->is_send   ? "has not received the message"
+                       : p->arrived ? "has announced the message but not sent all of it"
+                                    : "has not sent the message";
+    return snprintf(text, cap, "rank %d (world %d) %s with tag %d", p->peer,
+                    group->world_ranks[p->peer], what, p->tag);
+}
+
+void dtr__mpi_p2p_waits_for(const dtr_group *group, const dtr_work *w, char *text, size_t cap) {
+    size_t used = 0;
+    int named = 0;
+    for (const dtr__mpi_p2p *p = w->request; p != NULL && named < WAITS_FOR_MAX; p = p->sibling) {
+        if (named++ != 0 && used + 3 < cap) {
+            memcpy(text + used, "; ", 3);
+            used += 2;
+        }
+        int n = waits_for_one(group, p, text + used, cap - used);
+        used += n < 0 ? 0 : (size_t)n < cap - used ? (size_t)n : cap - used - 1;
+    }
+}
+
+void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive) {
+    for (dtr__mpi_p2p *p = state->stuck, *next; p != NULL; p = next) {
+        next = p->next;
+        if (mpi_alive && !dtr__mpi_request_end(&p->body, p->is_send, state)) {
+            MPI_Request_free(&p->body); /* in the user's memory */
+        }
+        if (!mpi_alive || dtr__mpi_request_end(&p->head, p->is_send, state)) {
+            free(p);
+        }
+    }
+    for (dtr__mpi_p2p *p = state->idle, *next; p != NULL; p = next) {
+        next = p->sibling;
+        free(p);
+    }
+    for (size_t i = 0; i < state->n_loose; i++) {
+        dtr__mpi_loose *l = &state->loose[i];
+        /* The sender waits for a payload to be swallowed: it is cancelled last of all. */
+        if (!mpi_alive || dtr__mpi_request_end(&l->request, true, state) ||
+            dtr__mpi_request_end(&l->request, l->is_send, state)) {
+            free(l->memory);
+        }
+    }
+    free(state->loose);
+}

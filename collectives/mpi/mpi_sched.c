@@ -1,0 +1,396 @@
+/* The schedule of one collective: a list of sends, receives, waits and local steps that is built
+ * once and then executed in order, stopping (never blocking) at a wait that is not satisfied. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "mpi/mpi_internal.h"
+
+/* Transfers of at least this size count as moving for 2 ms and a nanosecond per byte. */
+static const double PACE_LEAST_S = 2e-3, PACE_PER_BYTE_S = 1e-9;
+enum { PACE_MIN = 64 << 10, PACE_EVERY = 32 };
+
+enum {
+    STAGING_ALIGN = 4096,
+    DOUBT_AFTER = 128 /* polls of one receive before looking what its sender does instead */
+};
+
+size_t dtr__mpi_piece_count(size_t nbytes) {
+    return nbytes == 0 ? 1 : (nbytes - 1) / DTR__MPI_PIECE_MAX + 1;
+}
+
+int dtr__mpi_piece(size_t nbytes, size_t index, size_t *offset) {
+    *offset = index * DTR__MPI_PIECE_MAX;
+    size_t left = nbytes - *offset;
+    return (int)(left < DTR__MPI_PIECE_MAX ? left : DTR__MPI_PIECE_MAX);
+}
+
+dtr__mpi_sched *dtr__mpi_sched_new(void) {
+    return calloc(1, sizeof(dtr__mpi_sched));
+}
+
+void dtr__mpi_sched_free(dtr__mpi_sched *s) {
+    if (s == NULL) {
+        return;
+    }
+    free(s->steps);
+    free(s->transfers);
+    free(s->sources);
+    free(s->slices);
+    free(s->staging);
+    free(s);
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 32)) * UINT64_C(0x9e3779b97f4a7c15);
+    return x ^ (x >> 29);
+}
+
+void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_work *w, int size) {
+    s->n_steps = s->n_transfers = s->n_sources = 0;
+    s->no_memory = false;
+    s->at = 0;
+    s->waiting = SIZE_MAX;
+    s->pace = (dtr__mpi_pace){ 0 };
+    /* The group's number too: messages left over from a broken group can outlive its communicator.
+     */
+    s->seed = mix(mix(w->seq ^ mix(w->group->uid)) ^ w->call.fingerprint);
+    s->dtype = w->call.dtype;
+    s->op = w->call.op;
+    s->divisor = w->call.divisor > 0 ? w->call.divisor : size;
+    s->premul = w->call.premul;
+}
+
+/* The array with room for entry number n; unchanged, with no_memory set, when there is none. */
+static void *grow(dtr__mpi_sched *s, void *array, size_t *cap, size_t n, size_t entry) {
+    if (n < *cap) {
+        return array;
+    }
+    size_t want = n + n / 2 + 64;
+    void *larger = want < UINT32_MAX ? realloc(array, want * entry) : NULL; /* 32-bit indices */
+    if (larger == NULL) {
+        s->no_memory = true;
+        return array;
+    }
+    *cap = want;
+    return larger;
+}
+
+char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes) {
+    if (nbytes > s->cap_staging || s->staging == NULL) {
+        size_t size = (nbytes / STAGING_ALIGN + 1) * STAGING_ALIGN;
+        free(s->staging);
+        s->staging = aligned_alloc(STAGING_ALIGN, size);
+        s->cap_staging = s->staging != NULL ? size : 0;
+        s->no_memory |= s->staging == NULL;
+    }
+    return s->staging;
+}
+
+size_t *dtr__mpi_slices(dtr__mpi_sched *s, int size) {
+    s->slices = grow(s, s->slices, &s->cap_slices, 2 * (size_t)size, sizeof *s->slices);
+    return s->no_memory ? NULL : s->slices;
+}
+
+static void add_step(dtr__mpi_sched *s, dtr__mpi_step step) {
+    s->steps = grow(s, s->steps, &s->cap_steps, s->n_steps, sizeof *s->steps);
+    if (!s->no_memory) {
+        s->steps[s->n_steps++] = step;
+    }
+}
+
+static void add_transfer(dtr__mpi_sched *s, dtr__mpi_step step, int peer, int nbytes) {
+    s->transfers = grow(s, s->transfers, &s->cap_transfers, s->n_transfers, sizeof *s->transfers);
+    if (!s->no_memory) {
+        uint64_t value = mix(s->seed + (uint64_t)nbytes) >> 20;
+        step.first = (uint32_t)s->n_transfers;
+        s->transfers[s->n_transfers++] = (dtr__mpi_transfer){
+            .request = MPI_REQUEST_NULL,
+            .peer = peer,
+            .nbytes = nbytes,
+            .tag = DTR__MPI_TAG_COLLECTIVE | (int)(value % DTR__MPI_TAG_VALUES),
+            .is_send = step.kind == DTR__MPI_SEND,
+        };
+        add_step(s, step);
+    }
+}
+
+void dtr__mpi_send(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer) {
+    size_t n = dtr__mpi_piece_count(nbytes), offset;
+    for (size_t i = 0; i < n; i++) {
+        int length = dtr__mpi_piece(nbytes, i, &offset);
+        const void *from = nbytes == 0 ? NULL : (const char *)src + offset;
+        add_transfer(s, (dtr__mpi_step){ .kind = DTR__MPI_SEND, .src = from }, peer, length);
+    }
+}
+
+void dtr__mpi_recv(dtr__mpi_sched *s, void *dst, size_t nbytes, int peer) {
+    size_t n = dtr__mpi_piece_count(nbytes), offset;
+    for (size_t i = 0; i < n; i++) {
+        int length = dtr__mpi_piece(nbytes, i, &offset);
+        void *to = nbytes == 0 ? NULL : (char *)dst + offset;
+        add_transfer(s, (dtr__mpi_step){ .kind = DTR__MPI_RECV, .dst = to }, peer, length);
+    }
+}
+
+size_t dtr__mpi_mark(const dtr__mpi_sched *s) {
+    return s->n_transfers;
+}
+
+void dtr__mpi_wait(dtr__mpi_sched *s, size_t first, size_t last) {
+    if (first < last) {
+        add_step(s, (dtr__mpi_step){
+                        .kind = DTR__MPI_WAIT, .first = (uint32_t)first, .last = (uint32_t)last });
+    }
+}
+
+void dtr__mpi_wait_all(dtr__mpi_sched *s) {
+    dtr__mpi_wait(s, 0, s->n_transfers);
+}
+
+void dtr__mpi_copy(dtr__mpi_sched *s, void *dst, const void *src, size_t nbytes) {
+    if (dst != src && nbytes != 0) {
+        add_step(s, (dtr__mpi_step){ .kind = DTR__MPI_COPY, .n = nbytes, .dst = dst, .src = src });
+    }
+}
+
+void dtr__mpi_premul(dtr__mpi_sched *s, void *dst, const void *src, size_t count) {
+    if (count != 0) {
+        add_step(s, (dtr__mpi_step){ .kind = DTR__MPI_PREMUL, .n = count, .dst = dst, .src = src });
+    }
+}
+
+void dtr__mpi_reduce(dtr__mpi_sched *s, void *dst, size_t count, int n_sources) {
+    add_step(s, (dtr__mpi_step){ .kind = DTR__MPI_REDUCE,
+                                 .first = (uint32_t)s->n_sources,
+                                 .last = (uint32_t)(s->n_sources + (size_t)n_sources),
+                                 .n = count,
+                                 .dst = dst });
+}
+
+void dtr__mpi_source(dtr__mpi_sched *s, const void *src) {
+    s->sources = grow(s, s->sources, &s->cap_sources, s->n_sources, sizeof *s->sources);
+    if (!s->no_memory) {
+        s->sources[s->n_sources++] = src;
+    }
+}
+
+/* ---- execution ---- */
+
+static dtr_status post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group,
+                       const dtr_work *w) {
+    dtr__mpi_transfer *t = &s->transfers[step->first];
+    int code;
+    if (t->is_send) {
+        code = MPI_Isend(step->src, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm, &t->request);
+    } else {
+        code = MPI_Irecv(step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm, &t->request);
+    }
+    if (code == MPI_SUCCESS) {
+        return DTR_OK;
+    }
+    t->request = MPI_REQUEST_NULL;
+    dtr__error_context ctx = dtr__work_context(w);
+    return dtr__error_mpi(&ctx, code, t->is_send ? "MPI_Isend" : "MPI_Irecv", __FILE__, __LINE__);
+}
+
+static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
+    dtr__error_context ctx = dtr__work_context(w);
+    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
+                    "rank %d is in another call, or gave another count, dtype, operator or root: "
+                    "its message of %d bytes for this call never came, but a later one did; "
+                    "compare the calls of the two ranks",
+                    t->peer, t->nbytes);
+}
+
+/* A complete transfer that MPI failed, that was found never to have been sent, or that brought
+ * another number of bytes than agreed (then the tags of two different calls were equal). */
+static dtr_status judge(const dtr__mpi_transfer *t, int code, const MPI_Status *status,
+                        const dtr_work *w) {
+    int class = MPI_SUCCESS, cancelled = 0, got = t->nbytes;
+    if (code != MPI_SUCCESS) {
+        MPI_Error_class(code, &class);
+        if (class != MPI_ERR_TRUNCATE) {
+            dtr__error_context ctx = dtr__work_context(w);
+            return dtr__error_mpi(&ctx, code, "MPI_Test", __FILE__, __LINE__);
+        }
+        return disagree(t, w);
+    }
+    if (!t->is_send) {
+        if (t->doubted) {
+            MPI_Test_cancelled(status, &cancelled);
+        }
+        MPI_Get_count(status, MPI_BYTE, &got);
+    }
+    return cancelled || got != t->nbytes ? disagree(t, w) : DTR_OK;
+}
+
+/* A receive that takes long: is a later message of that rank here already? Messages of a pair keep
+ * their order, so if the receive can then still be cancelled, its message was never sent: the rank
+ * is in another call. Tags hold a hash of the call and the length, so that such messages do not
+ * meet: some MPI libraries end the process when a message does not fit its receive. */
+static dtr_status doubt(const dtr_group *group, const dtr_work *w, dtr__mpi_transfer *t) {
+    int there = 0;
+    MPI_Status status;
+    dtr__error_context ctx = dtr__work_context(w);
+    DTR_MPI(&ctx, MPI_Iprobe(t->peer, MPI_ANY_TAG, group->comm, &there, &status));
+    if (there && status.MPI_TAG >= DTR__MPI_TAG_COLLECTIVE && status.MPI_TAG < DTR__MPI_TAG_END) {
+        DTR_MPI(&ctx, MPI_Cancel(&t->request));
+        t->doubted = true;
+    }
+    return DTR_OK;
+}
+
+bool dtr__mpi_pace_moves(dtr__mpi_pace *pace, size_t nbytes) {
+    if (nbytes < PACE_MIN || pace->polls % PACE_EVERY != 0) {
+        return false;
+    }
+    double now = dtr__now();
+    if (pace->until == 0) {
+        pace->until = now + PACE_LEAST_S + (double)nbytes * PACE_PER_BYTE_S;
+    }
+    return now < pace->until;
+}
+
+/* A transfer is not complete: is there reason to doubt it, or to poll on eagerly? */
+static dtr_status linger(dtr__mpi_sched *s, dtr__mpi_transfer *t, const dtr_group *group,
+                         dtr_work *w) {
+    s->pace.polls++;
+    w->moved |= dtr__mpi_pace_moves(&s->pace, (size_t)t->nbytes);
+    bool look = !t->is_send && !t->doubted && s->pace.polls % DOUBT_AFTER == 0;
+    return look ? doubt(group, w, t) : DTR_OK;
+}
+
+/* *done when all transfers of the step are complete. */
+static dtr_status wait_step(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group,
+                            dtr_work *w, bool *done) {
+    if (s->waiting == SIZE_MAX) {
+        s->waiting = step->first;
+    }
+    *done = false;
+    for (; s->waiting < step->last; s->waiting++) {
+        dtr__mpi_transfer *t = &s->transfers[s->waiting];
+        if (t->request == MPI_REQUEST_NULL) {
+            continue;
+        }
+        int complete = 0;
+        MPI_Status status;
+        int code = MPI_Test(&t->request, &complete, &status);
+        if (code == MPI_SUCCESS && !complete) {
+            return linger(s, t, group, w);
+        }
+        DTR_TRY(judge(t, code, &status, w));
+        s->pace = (dtr__mpi_pace){ 0 };
+        w->moved = true;
+    }
+    s->waiting = SIZE_MAX;
+    *done = true;
+    return DTR_OK;
+}
+
+dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done) {
+    *done = false;
+    for (; s->at < s->n_steps; s->at++) {
+        const dtr__mpi_step *step = &s->steps[s->at];
+        bool satisfied;
+        switch (step->kind) {
+        case DTR__MPI_SEND:
+        case DTR__MPI_RECV:
+            DTR_TRY(post(s, step, group, w));
+            break;
+        case DTR__MPI_WAIT:
+            DTR_TRY(wait_step(s, step, group, w, &satisfied));
+            if (!satisfied) {
+                return DTR_OK;
+            }
+            break;
+        case DTR__MPI_COPY:
+            memcpy(step->dst, step->src, step->n);
+            break;
+        case DTR__MPI_REDUCE:
+            dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first),
+                        step->n, s->dtype, s->op, s->divisor, NULL);
+            break;
+        case DTR__MPI_PREMUL:
+            dtr__premul(step->dst, step->src, step->n, s->dtype, s->premul);
+            break;
+        }
+    }
+    *done = true;
+    return DTR_OK;
+}
+
+void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, char *text,
+                              size_t cap) {
+    size_t used = 0, named = 0;
+    if (s->at >= s->n_steps || s->steps[s->at].kind != DTR__MPI_WAIT) {
+        return;
+    }
+    for (uint32_t i = s->steps[s->at].first; i < s->steps[s->at].last; i++) {
+        const dtr__mpi_transfer *t = &s->transfers[i];
+        bool first = t->request != MPI_REQUEST_NULL;
+        for (uint32_t j = s->steps[s->at].first; j < i && first; j++) {
+            first = s->transfers[j].request == MPI_REQUEST_NULL ||
+                    s->transfers[j].peer != t->peer || s->transfers[j].is_send != t->is_send;
+        }
+        if (!first || used + 1 >= cap) {
+            continue;
+        }
+        int n = snprintf(text + used, cap - used, "%srank %d (world %d) has not %s",
+                         named++ ? "; " : "", t->peer, group->world_ranks[t->peer],
+                         t->is_send ? "taken what this rank sent" : "sent its part");
+        used += n < 0 ? 0 : (size_t)n;
+    }
+}
+
+/* ---- giving up ---- */
+
+bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *state) {
+    if (*request == MPI_REQUEST_NULL) {
+        return true;
+    }
+    /* Cancelling a send is not supported by one MPI library and needs the peer in the other. */
+    if (!is_send) {
+        MPI_Cancel(request);
+    }
+    double start = dtr__now(), now;
+    do {
+        int complete = 0;
+        if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete) {
+            *request = MPI_REQUEST_NULL;
+            return true;
+        }
+        now = dtr__now();
+    } while (now - start < state->cancel_patience);
+    state->cancel_patience -= now - start;
+    return false;
+}
+
+void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
+    bool touched = false;
+    for (size_t i = 0; i < s->n_steps; i++) {
+        const dtr__mpi_step *step = &s->steps[i];
+        if (step->kind != DTR__MPI_SEND && step->kind != DTR__MPI_RECV) {
+            continue;
+        }
+        MPI_Request *request = &s->transfers[step->first].request;
+        const char *data = step->kind == DTR__MPI_SEND ? step->src : step->dst;
+        if (*request != MPI_REQUEST_NULL) {
+            touched |= data >= s->staging && data < s->staging + s->cap_staging;
+            MPI_Request_free(request);
+        }
+    }
+    if (touched) {
+        s->staging = NULL;
+    }
+    dtr__mpi_sched_free(s);
+}
+
+bool dtr__mpi_sched_cancel(dtr__mpi_sched *s, dtr__mpi_state *state) {
+    bool all = true;
+    for (size_t i = 0; i < s->n_transfers; i++) {
+        all &= dtr__mpi_request_end(&s->transfers[i].request, s->transfers[i].is_send, state);
+    }
+    return all;
+}

@@ -1,0 +1,1 @@
+list(APPEND DTR_COLL_SOURCES self/self.c)
