@@ -1,0 +1,158 @@
+/* The shm backend: ranks of one node through the memory they share. Point to point goes through
+ * MPI, whose own shared memory path serves it well. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/shm_internal.h"
+
+static int shm_score(const dtr_group *g, const dtr__call *call, const char **why) {
+    const dtr_world *w = g->world;
+    bool here = g->size <= DTR__SHM_MAX_RANKS;
+    for (int i = 0; here && i < g->size; i++) {
+        here = w->node_of[g->world_ranks[i]] == w->node;
+    }
+    if (g->size < 2 || !here || !dtr__arena_usable(w)) {
+        if (why != NULL) {
+            *why = !here         ? "its ranks are on several nodes"
+                   : g->size < 2 ? "it has one rank"
+                                 : "this node cannot share memory";
+        }
+        return 0;
+    }
+    return call != NULL && dtr__kind_is_p2p(call->kind) ? 10 : 60;
+}
+
+/* Tell everybody a number; the communicator is new and all members are here. */
+static dtr_status share_number(const dtr_group *g, uint64_t mine, uint64_t *all) {
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    DTR_MPI(&ctx, MPI_Allgather(&mine, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, g->comm));
+    return DTR_OK;
+}
+
+static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
+    int owner = 0;
+    uint64_t offset = 0;
+    void *p = dtr__arena_alloc(w, nbytes, 4096);
+    if (p == NULL || !dtr__arena_find(w, p, nbytes, &owner, &offset)) {
+        return NULL;
+    }
+    memset(p, 0, nbytes);
+    *at = dtr__shm_pack(owner, offset) + 1; /* 0 says "none" */
+    return p;
+}
+
+/* Everybody's table, and the control block of rank 0. Any rank's lack of memory fails all alike. */
+static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
+    size_t control = sizeof(dtr__shm_control) + (size_t)g->size * sizeof(dtr__shm_rank);
+    uint64_t control_at = 0, table_at = 0, missing = 0;
+    if (g->rank == 0) {
+        s->own_control = shared_zeroed(g->world, control, &control_at);
+    }
+    s->table = shared_zeroed(g->world, 2 * ((size_t)g->size + 1) * sizeof *s->table, &table_at);
+    DTR_TRY(share_number(g, control_at, all));
+    uint64_t block = all[0];
+    DTR_TRY(share_number(g, table_at, all));
+    for (int r = 0; r < g->size; r++) {
+        missing += all[r] == 0;
+        s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
+    }
+    DTR_REQUIRE(
+        missing == 0 && block != 0, NULL, DTR_ERR_NOMEM,
+        "group '%s': no node-shared memory for its control block of %zu bytes; raise DTR_ARENA",
+        g->name, control);
+    s->control = dtr__shm_unpack(g->world, block - 1);
+    s->me = &s->control->rank[g->rank];
+    return DTR_OK;
+}
+
+static void shm_close(dtr_group *g, void *opaque) {
+    dtr__shm_state *s = opaque;
+    if (s->mpi != NULL) {
+        dtr__backend_mpi.close(g, s->mpi);
+    }
+    dtr__shm_end(s);
+    dtr__arena_free(g->world, s->own_control);
+    dtr__arena_free(g->world, s->table);
+    dtr__arena_free(g->world, s->stage);
+    free(s->tables);
+    free(s);
+}
+
+static dtr_status shm_open(dtr_group *g, void **state) {
+    dtr__shm_state *s = calloc(1, sizeof *s);
+    uint64_t *all = calloc((size_t)g->size, sizeof *all);
+    if (s != NULL) {
+        s->tables = calloc((size_t)g->size, sizeof *s->tables);
+    }
+    bool room = s != NULL && all != NULL && s->tables != NULL;
+    dtr_status status =
+        room ? open_shared(g, s, all)
+             : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
+    if (status == DTR_OK) {
+        status = dtr__backend_mpi.open(g, &s->mpi);
+    }
+    free(all);
+    if (status == DTR_OK) {
+        *state = s;
+    } else if (s != NULL) {
+        shm_close(g, s);
+    }
+    return status;
+}
+
+static dtr_status shm_progress(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
+    dtr__shm_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        return dtr__backend_mpi.progress(g, s->mpi, w, done);
+    }
+    dtr_status status = dtr__shm_advance(g, s, w, done);
+    if (status < 0 || *done) {
+        dtr__shm_end(s);
+    }
+    return status;
+}
+
+static dtr_status shm_start(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
+    dtr__shm_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        return dtr__backend_mpi.start(g, s->mpi, w, done);
+    }
+    dtr__shm_begin(s, &w->call);
+    return shm_progress(g, s, w, done);
+}
+
+/* This rank gives up: the others must not wait for it until their own limits. */
+static void shm_cancel(dtr_group *g, void *opaque, dtr_work *w) {
+    dtr__shm_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        dtr__backend_mpi.cancel(g, s->mpi, w);
+        return;
+    }
+    if (!s->agreed_break) {
+        dtr__error_restore(g->error, (dtr_status)atomic_load(&g->status));
+        dtr__shm_publish(g, s, (dtr_status)atomic_load(&g->status), dtr_last_error_message());
+    }
+    dtr__shm_end(s);
+}
+
+static const char *shm_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *text, size_t cap) {
+    dtr__shm_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        return dtr__backend_mpi.waits_for != NULL
+                   ? dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap)
+                   : "";
+    }
+    return dtr__shm_missing(g, s, text, cap);
+}
+
+const dtr__backend dtr__backend_shm = {
+    .name = "shm",
+    .device = DTR_CPU,
+    .score = shm_score,
+    .open = shm_open,
+    .close = shm_close,
+    .start = shm_start,
+    .progress = shm_progress,
+    .cancel = shm_cancel,
+    .waits_for = shm_waits_for,
+};

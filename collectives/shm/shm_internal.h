@@ -1,0 +1,153 @@
+/* The shm backend: collectives of ranks on one node through the memory they share.
+ *
+ * Every rank shows each operation in its own post: a number, a fingerprint, and where its data is -
+ * in the post itself, in the caller's node-shared buffer, or in a staging buffer that is filled
+ * chunk by chunk. All ranks wait until all have posted and compare fingerprints; then everyone
+ * pulls what it needs. A post of operation n says that its rank has finished operation n - 1, so
+ * posts and staging buffers of two operations in turn need no further handshake. */
+#ifndef DTR_SHM_INTERNAL_H
+#define DTR_SHM_INTERNAL_H
+
+#include "coll_internal.h"
+
+enum {
+    DTR__SHM_INLINE = 2048,            /* bytes that travel inside a post */
+    DTR__SHM_FIRST_LINE = 32,          /* of them, beside the head: one cache line carries both */
+    DTR__SHM_CHUNK = 128 * 1024,       /* of a staging buffer; there are two per rank */
+    DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
+    DTR__SHM_MAX_RANKS = 1024
+};
+
+/* Where a rank's data is. */
+typedef enum dtr__shm_mode {
+    DTR__SHM_NOTHING, /* nobody reads from it */
+    DTR__SHM_IN_POST,
+    DTR__SHM_DIRECT, /* in node-shared memory: read from there */
+    DTR__SHM_STAGED
+} dtr__shm_mode;
+
+/* One operation as its rank shows it. `posted` is written last, with release: operation << 20 |
+ * chunks posted. */
+typedef struct dtr__shm_post {
+    _Alignas(64) _Atomic uint64_t posted;
+    uint64_t fingerprint;
+    uint64_t at;         /* DIRECT: in; STAGED: the two buffers; dtr__shm_pack */
+    uint8_t mode, first; /* first: staging buffer of chunk 0 */
+    uint8_t shift;       /* 1: chunk c is posted as c + 1, because the first post carried no data */
+    uint8_t zero_copy;   /* in and out are both node-shared */
+    uint32_t reserved;
+    unsigned char data[DTR__SHM_INLINE];
+    /* Read only where needed. */
+    _Alignas(64) uint64_t in_at, out_at;
+    double premul;
+    uint64_t count_in, count_out;
+    int32_t kind, dtype, op, root;
+} dtr__shm_post;
+
+typedef struct dtr__shm_rank {
+    dtr__shm_post post[2]; /* operation n uses n & 1 */
+    _Alignas(64) _Atomic uint64_t
+        finished; /* operation << 20 | chunks pulled from everybody; all ones: whole */
+    _Alignas(64) _Atomic uint64_t
+        site_for; /* operation that `site` belongs to, filled when ranks disagree */
+    char site[120];
+} dtr__shm_rank;
+
+/* The control block, in the arena of group rank 0. */
+typedef struct dtr__shm_control {
+    _Alignas(64) _Atomic uint64_t broken; /* 0, 1 while the text is written, 2 */
+    int32_t status, origin;               /* group rank */
+    char text[1024];
+    _Alignas(64) dtr__shm_rank rank[];
+} dtr__shm_control;
+
+/* What of an operation this rank has done. */
+typedef enum dtr__shm_phase {
+    DTR__SHM_NEW,
+    DTR__SHM_POST,
+    DTR__SHM_ARRIVE,
+    DTR__SHM_PULL,
+    DTR__SHM_LEAVE
+} dtr__shm_phase;
+
+/* The operation under way; one per group at a time. */
+typedef struct dtr__shm_op {
+    uint64_t n;
+    dtr__shm_phase phase;
+    int arrived;           /* ranks 0..arrived-1 have posted alike */
+    size_t size;           /* of an element */
+    size_t n_blocks;       /* pieces of `in` that different readers want: 1 or the group size */
+    size_t step;           /* bytes of each piece per chunk */
+    size_t chunks_out;     /* this rank posts */
+    size_t posted, pulled; /* chunks so far */
+    size_t chunks_in;      /* this rank pulls */
+    int copied;            /* sources of the chunk being copied that are done */
+    bool zero_copy;        /* all buffers are node-shared: slices, no copies */
+    bool quiet; /* all data is in the posts: the next operation says that this one is finished */
+    const unsigned char *in; /* the call's, or `copy` */
+    void *copy;              /* private copy of the input where in and out overlap */
+} dtr__shm_op;
+
+typedef struct dtr__shm_state {
+    dtr__shm_control *control;
+    void *own_control; /* at group rank 0 */
+    dtr__shm_rank *me;
+    unsigned char *stage; /* two chunks in the own arena, made when first needed */
+    uint64_t stage_at;
+    uint64_t stage_used[2]; /* post that used the buffer last */
+    int stage_next;
+    uint64_t *table;   /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena */
+    uint64_t **tables; /* [size] everybody's */
+    uint64_t n;        /* operations so far */
+    dtr__shm_op op;
+    bool agreed_break; /* the control block says so already */
+    void *mpi;         /* state of the mpi backend, which carries point to point */
+} dtr__shm_state;
+
+static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {
+    return n << 20 | (chunk + 1);
+}
+#define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
+
+static inline dtr__shm_post *dtr__shm_post_of(const dtr__shm_state *s, int rank) {
+    return &s->control->rank[rank].post[s->op.n & 1];
+}
+
+/* (local rank, offset) in one word. */
+static inline uint64_t dtr__shm_pack(int local_rank, uint64_t offset) {
+    return (uint64_t)local_rank << 48 | offset;
+}
+static inline void *dtr__shm_unpack(const dtr_world *w, uint64_t at) {
+    return dtr__arena_at(w, (int)(at >> 48), at & ((UINT64_C(1) << 48) - 1));
+}
+
+/* shm_move.c: which bytes of whose input this rank wants, and where they go. */
+size_t dtr__shm_wanted(const dtr_group *g, const dtr__call *c, int source); /* bytes */
+size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                          int source);
+unsigned char *dtr__shm_target(const dtr_group *g, const dtr__call *c, int source);
+/* Bytes and offset of piece `block` of the own input. */
+size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset);
+bool dtr__shm_gives(const dtr_group *g, const dtr__call *c,
+                    int rank); /* does anyone read from it? */
+bool dtr__shm_reads(const dtr_group *g, const dtr__call *c,
+                    int rank); /* does it read from others? */
+
+/* shm_pull.c: begin an operation, move what can be moved now (*done when this rank's part is
+ * complete), forget it. */
+void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
+dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
+void dtr__shm_end(dtr__shm_state *s);
+
+/* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
+ * slice is complete. */
+bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c);
+bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
+
+/* shm_error.c: errors that all ranks of the group share. The first one published wins. */
+dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w);
+dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
+void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text);
+const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, char *text, size_t cap);
+
+#endif /* DTR_SHM_INTERNAL_H */

@@ -1,0 +1,452 @@
+/* One operation from post to leave. Every step does what it can without waiting and is called
+ * again. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "shm/shm_internal.h"
+
+static bool writes_over_input(const dtr__call *c) {
+    return c->kind == DTR__K_ALLTOALL && c->in == c->out;
+}
+
+static size_t chunks(size_t nbytes, size_t step) {
+    return (nbytes + step - 1) / step;
+}
+
+/* ---- post ---- */
+
+static bool scatters(dtr__kind k) {
+    return k == DTR__K_SCATTER || k == DTR__K_SCATTERV || k == DTR__K_REDUCE_SCATTER ||
+           k == DTR__K_REDUCE_SCATTERV || k == DTR__K_ALLTOALL || k == DTR__K_ALLTOALLV;
+}
+
+static void write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    uint64_t *row = s->table + (s->op.n & 1) * (size_t)(g->size + 1);
+    size_t offset = 0, nbytes = 0;
+    for (int i = 0; i < g->size; i++) {
+        nbytes = dtr__shm_piece(g, c, (size_t)i, &offset);
+        row[i] = offset;
+    }
+    row[g->size] = offset + nbytes;
+}
+
+static dtr_status need_stage(dtr_group *g, dtr__shm_state *s) {
+    int owner = 0;
+    uint64_t offset = 0;
+    if (s->stage != NULL) {
+        return DTR_OK;
+    }
+    s->stage = dtr__arena_alloc(g->world, (size_t)2 * DTR__SHM_CHUNK, 4096);
+    if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
+        return DTR_FAIL(
+            NULL, DTR_ERR_NOMEM,
+            "group '%s': no node-shared memory for a staging buffer of %d KiB; raise DTR_ARENA",
+            g->name, 2 * DTR__SHM_CHUNK / 1024);
+    }
+    s->stage_at = dtr__shm_pack(owner, offset);
+    return DTR_OK;
+}
+
+/* The staging buffer of the next chunk, when all readers of what was in it last are through. */
+static bool stage_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                       int buffer) {
+    uint64_t used = s->stage_used[buffer];
+    if (used == 0 || used >> 20 < s->op.n - 1) {
+        return true;
+    }
+    for (int r = 0; r < g->size; r++) {
+        bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
+        if (r != g->rank && reads &&
+            atomic_load_explicit(&s->control->rank[r].finished, memory_order_acquire) < used) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Copy chunk `posted` of every piece of the input into a staging buffer. */
+static bool stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post) {
+    dtr__shm_op *op = &s->op;
+    int buffer = (post->first + (int)(op->posted & 1)) & 1;
+    if (!stage_free(g, s, c, buffer)) {
+        return false;
+    }
+    for (size_t b = 0; b < op->n_blocks; b++) {
+        size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
+        if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
+            memcpy(s->stage + (size_t)buffer * DTR__SHM_CHUNK + b * op->step,
+                   op->in + offset + from, nbytes - from < op->step ? nbytes - from : op->step);
+        }
+    }
+    s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
+    s->stage_next = buffer ^ 1;
+    op->posted++;
+    return true;
+}
+
+static void show(dtr__shm_post *post, uint64_t mark) {
+    atomic_store_explicit(&post->posted, mark, memory_order_release);
+}
+
+static void describe(dtr__shm_post *post, const dtr__call *c) {
+    post->fingerprint = c->fingerprint;
+    post->kind = (int32_t)c->kind;
+    post->dtype = (int32_t)c->dtype;
+    post->op = (int32_t)c->op;
+    post->root = c->root;
+    post->count_in = c->in_count;
+    post->count_out = c->out_count;
+    post->premul = c->premul;
+    post->shift = 0;
+    post->zero_copy = 0;
+}
+
+static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t *at) {
+    int owner = 0;
+    uint64_t offset = 0;
+    if (!dtr__arena_find(g->world, p, nbytes, &owner, &offset)) {
+        return false;
+    }
+    *at = dtr__shm_pack(owner, offset);
+    return true;
+}
+
+/* Choose where the data is shown. */
+static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post,
+                        size_t nbytes) {
+    dtr__shm_op *op = &s->op;
+    bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &post->at);
+    op->chunks_out = 0;
+    if (nbytes > DTR__SHM_INLINE && dtr__shm_zero_fits(g, c)) {
+        uint64_t in_at = post->at;
+        bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
+        post->zero_copy = shared && (!takes_out || shared_at(g, c->out, nbytes, &post->out_at));
+        post->in_at = in_at;
+    }
+    if (!gives || nbytes == 0) {
+        post->mode = DTR__SHM_NOTHING;
+    } else if (nbytes <= DTR__SHM_INLINE) {
+        post->mode = DTR__SHM_IN_POST;
+        memcpy(post->data, op->in, nbytes);
+    } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE)) {
+        post->mode = DTR__SHM_DIRECT;
+    } else {
+        DTR_TRY(need_stage(g, s));
+        post->mode = DTR__SHM_STAGED;
+        post->at = s->stage_at;
+        post->first = (uint8_t)s->stage_next;
+        post->shift = post->zero_copy; /* most likely no copy will be needed */
+        size_t longest = 0, offset = 0;
+        for (size_t b = 0; b < op->n_blocks; b++) {
+            size_t n = dtr__shm_piece(g, c, b, &offset);
+            longest = n > longest ? n : longest;
+        }
+        op->chunks_out = chunks(longest, op->step);
+    }
+    return DTR_OK;
+}
+
+/* A private copy of the input of an all-to-all in place. */
+static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, size_t nbytes) {
+    op->in = c->in;
+    if (!writes_over_input(c) || nbytes <= DTR__SHM_INLINE) {
+        return DTR_OK;
+    }
+    op->copy = malloc(nbytes);
+    if (op->copy == NULL) {
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM,
+                        "alltoall in place on group '%s': out of memory for a copy of %zu bytes",
+                        g->name, nbytes);
+    }
+    memcpy(op->copy, c->in, nbytes);
+    op->in = op->copy;
+    return DTR_OK;
+}
+
+static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+    size_t nbytes = c->in_count * op->size, most = 0;
+    op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
+    op->step = DTR__SHM_CHUNK / op->n_blocks / 64 * 64;
+    DTR_TRY(copy_input(g, op, c, nbytes));
+    describe(post, c);
+    DTR_TRY(place(g, s, c, post, nbytes));
+    if (post->mode != DTR__SHM_NOTHING &&
+        (c->kind == DTR__K_SCATTERV || c->kind == DTR__K_ALLTOALLV)) {
+        write_table(g, s, c);
+    }
+    for (int r = 0; r < g->size; r++) {
+        size_t n = dtr__shm_wanted(g, c, r);
+        most = n > most ? n : most;
+    }
+    op->chunks_in = chunks(most, op->step);
+    return DTR_OK;
+}
+
+/* First post; a staged one carries chunk 0, so it waits until its buffer is free. */
+static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+    if (post->mode == DTR__SHM_STAGED && !post->shift && !stage_chunk(g, s, c, post)) {
+        return false;
+    }
+    show(post, dtr__shm_mark(s->op.n, 0));
+    return true;
+}
+
+/* ---- arrive ---- */
+
+/* Counts that each side knows for itself, compared here. */
+static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    size_t wanted = dtr__shm_wanted(g, c, r), size = s->op.size;
+    if (r == g->rank || !dtr__shm_reads(g, c, g->rank) || !dtr__shm_gives(g, c, r)) {
+        return true;
+    }
+    if (c->kind == DTR__K_GATHERV) {
+        return post->count_in * size == wanted;
+    }
+    if (c->kind != DTR__K_SCATTERV && c->kind != DTR__K_ALLTOALLV) {
+        return true;
+    }
+    if (post->mode == DTR__SHM_NOTHING) {
+        return wanted == 0;
+    }
+    const uint64_t *row = s->tables[r] + (s->op.n & 1) * (size_t)(g->size + 1);
+    return row[g->rank + 1] - row[g->rank] == wanted;
+}
+
+static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all) {
+    dtr__shm_op *op = &s->op;
+    uint64_t mark = dtr__shm_mark(op->n, 0);
+    for (; op->arrived < g->size; op->arrived++) {
+        const dtr__shm_post *post = dtr__shm_post_of(s, op->arrived);
+        if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
+            *all = false;
+            return DTR_OK;
+        }
+        if (post->fingerprint != w->call.fingerprint || !counts_fit(g, s, &w->call, op->arrived)) {
+            return dtr__shm_mismatch(g, s, w);
+        }
+    }
+    op->zero_copy = dtr__shm_zero_fits(g, &w->call);
+    bool in_posts = true;
+    for (int r = 0; r < g->size; r++) {
+        const dtr__shm_post *post = dtr__shm_post_of(s, r);
+        op->zero_copy = op->zero_copy && post->zero_copy;
+        in_posts = in_posts && post->mode <= DTR__SHM_IN_POST;
+    }
+    op->quiet = in_posts && !op->zero_copy;
+    *all = true;
+    return DTR_OK;
+}
+
+/* ---- pull ---- */
+
+/* Where chunk `k` of what this rank wants from `r` can be read; NULL while it is not there yet. */
+static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                                   int r, size_t k) {
+    const dtr__shm_op *op = &s->op;
+    size_t at = k * op->step;
+    if (r == g->rank) {
+        size_t offset = 0;
+        if (k >= op->posted && k < op->chunks_out) {
+            return NULL; /* in place, the result would overwrite what the others have yet to get */
+        }
+        (void)dtr__shm_piece(g, c, (size_t)r, &offset);
+        return op->in + offset + at;
+    }
+    const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    if (post->mode == DTR__SHM_IN_POST) {
+        return post->data + dtr__shm_wanted_at(g, s, c, r) + at;
+    }
+    if (post->mode == DTR__SHM_DIRECT) {
+        return (unsigned char *)dtr__shm_unpack(g->world, post->at) +
+               dtr__shm_wanted_at(g, s, c, r) + at;
+    }
+    if (atomic_load_explicit(&post->posted, memory_order_acquire) <
+        dtr__shm_mark(op->n, k + post->shift)) {
+        return NULL;
+    }
+    size_t buffer = (post->first + (k & 1)) & 1, block = op->n_blocks > 1 ? (size_t)g->rank : 0;
+    return (unsigned char *)dtr__shm_unpack(g->world, post->at) + buffer * DTR__SHM_CHUNK +
+           block * op->step;
+}
+
+static size_t clip(size_t nbytes, size_t at, size_t step) {
+    return at >= nbytes ? 0 : nbytes - at < step ? nbytes - at : step;
+}
+
+static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
+    const dtr__shm_op *op = &s->op;
+    const void *from[DTR__SHM_MAX_RANKS];
+    double factors[DTR__SHM_MAX_RANKS];
+    size_t at = op->pulled * op->step, n = clip(c->out_count * op->size, at, op->step);
+    for (int r = 0; r < g->size; r++) {
+        from[r] = source(g, s, c, r, op->pulled);
+        if (from[r] == NULL) {
+            return false;
+        }
+        factors[r] = c->op == DTR_PREMUL_SUM ? dtr__shm_post_of(s, r)->premul : 1;
+    }
+    dtr__reduce((unsigned char *)c->out + at, from, g->size, n / op->size, c->dtype, c->op,
+                c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL);
+    *moved = n * (size_t)g->size;
+    return true;
+}
+
+static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
+    dtr__shm_op *op = &s->op;
+    for (; op->copied < g->size;
+         op->copied++) { /* starts behind oneself, so that not all read from the same rank */
+        int r = (g->rank + op->copied) % g->size;
+        size_t at = op->pulled * op->step, n = clip(dtr__shm_wanted(g, c, r), at, op->step);
+        if (n == 0) {
+            continue;
+        }
+        const unsigned char *from = source(g, s, c, r, op->pulled);
+        unsigned char *to = dtr__shm_target(g, c, r) + at;
+        if (from == NULL) {
+            return false;
+        }
+        if (from != to) {
+            memcpy(to, from, n);
+        }
+        *moved += n;
+    }
+    op->copied = 0;
+    return true;
+}
+
+/* The root's own block of a scatter comes from nobody. */
+static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    if ((c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV) && g->rank == c->root) {
+        size_t offset = 0, n = dtr__shm_piece(g, c, (size_t)g->rank, &offset);
+        if (n > 0) {
+            memcpy(c->out, s->op.in + offset, n);
+        }
+    }
+}
+
+/* Tell how far this rank has read; whole as soon as it wants no more, though it may still have
+ * chunks to post. */
+static void tell_finished(const dtr__shm_state *s) {
+    const dtr__shm_op *op = &s->op;
+    bool whole = op->zero_copy || op->pulled >= op->chunks_in;
+    if (!op->quiet) {
+        atomic_store_explicit(&s->me->finished,
+                              dtr__shm_mark(op->n, whole ? DTR__SHM_WHOLE : op->pulled - 1),
+                              memory_order_release);
+    }
+}
+
+static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
+    if (!(dtr__kind_reduces(c->kind) ? reduce_chunk(g, s, c, moved) : copy_chunk(g, s, c, moved))) {
+        return false;
+    }
+    s->op.pulled++;
+    tell_finished(s);
+    return true;
+}
+
+static bool post_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+    if (s->op.posted >= s->op.chunks_out || !stage_chunk(g, s, c, post)) {
+        return false;
+    }
+    show(post, dtr__shm_mark(s->op.n, s->op.posted - 1 + post->shift));
+    return true;
+}
+
+/* True when nothing is left to post and to pull. */
+static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
+    dtr__shm_op *op = &s->op;
+    const dtr__call *c = &w->call;
+    if (op->zero_copy) {
+        return dtr__shm_zero_pull(g, s, w, budget);
+    }
+    for (size_t total = 0; op->posted < op->chunks_out || op->pulled < op->chunks_in;) {
+        size_t moved = 0;
+        bool posted = post_chunk(g, s, c);
+        bool pulled = op->pulled < op->chunks_in && pull_chunk(g, s, c, &moved);
+        total += moved + (posted ? op->step : 0);
+        w->moved = w->moved || posted || pulled;
+        if ((!posted && !pulled) || total >= budget) {
+            return op->posted >= op->chunks_out && op->pulled >= op->chunks_in;
+        }
+    }
+    return true;
+}
+
+/* ---- leave ---- */
+
+/* A rank whose memory others read stays until they are through. */
+static bool may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+    const dtr__shm_op *op = &s->op;
+    if (!op->zero_copy && dtr__shm_post_of(s, g->rank)->mode != DTR__SHM_DIRECT) {
+        return true;
+    }
+    for (int r = 0; r < g->size; r++) {
+        bool waits = op->zero_copy || dtr__shm_reads(g, c, r);
+        if (waits && r != g->rank &&
+            atomic_load_explicit(&s->control->rank[r].finished, memory_order_acquire) <
+                dtr__shm_mark(op->n, DTR__SHM_WHOLE)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
+    s->op = (dtr__shm_op){ .n = ++s->n, .size = dtr_dtype_size(c->dtype) };
+}
+
+static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
+    dtr__shm_op *op = &s->op;
+    if (op->phase == DTR__SHM_NEW) {
+        DTR_TRY(prepare(g, s, &w->call));
+        op->phase = DTR__SHM_POST;
+    }
+    if (op->phase == DTR__SHM_POST) {
+        if (!post_first(g, s, &w->call)) {
+            return DTR_OK;
+        }
+        op->phase = DTR__SHM_ARRIVE;
+    }
+    if (op->phase == DTR__SHM_ARRIVE) {
+        bool all = false;
+        DTR_TRY(arrive(g, s, w, &all));
+        if (!all) {
+            return DTR_OK;
+        }
+        copy_own(g, s, &w->call);
+        if (!op->zero_copy && op->chunks_in == 0) {
+            tell_finished(s);
+        }
+        op->phase = DTR__SHM_PULL;
+    }
+    if (op->phase == DTR__SHM_PULL) {
+        if (!pull(g, s, w, DTR__SHM_BUDGET)) {
+            return DTR_OK;
+        }
+        if (op->zero_copy) {
+            tell_finished(s);
+        }
+        op->phase = DTR__SHM_LEAVE;
+    }
+    *done = may_leave(g, s, &w->call);
+    return DTR_OK;
+}
+
+void dtr__shm_end(dtr__shm_state *s) {
+    free(s->op.copy);
+    s->op.copy = NULL;
+}
+
+dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
+    if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0) {
+        return dtr__shm_broken(g, s, w);
+    }
+    return move(g, s, w, done);
+}

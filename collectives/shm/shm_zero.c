@@ -1,0 +1,54 @@
+/* Reductions of node-shared buffers without copies: every rank reduces its slice straight out of
+ * all inputs and writes it to all outputs; two rounds of flags. */
+#include "kernels/kernels.h"
+#include "shm/shm_internal.h"
+
+enum { PIECE = 256 * 1024 }; /* bytes per source and kernel call, so that other groups get a turn */
+
+bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c) {
+    return g->size > 1 && (c->kind == DTR__K_ALLREDUCE || c->kind == DTR__K_REDUCE);
+}
+
+/* Rank r's slice in elements, cut at multiples of 64 bytes so that no two ranks write one cache
+ * line. */
+static size_t slice_at(const dtr_group *g, const dtr__call *c, size_t size, int r) {
+    size_t line = 64 / size, lines = (c->in_count + line - 1) / line;
+    size_t at = lines * (size_t)r / (size_t)g->size * line;
+    return at < c->in_count ? at : c->in_count;
+}
+
+static int pointers(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, size_t offset,
+                    const void **from, void **to, double *factors) {
+    int n_to = 0;
+    for (int r = 0; r < g->size; r++) {
+        const dtr__shm_post *post = dtr__shm_post_of(s, r);
+        from[r] = (const char *)dtr__shm_unpack(g->world, post->in_at) + offset;
+        factors[r] = post->premul;
+        if (c->kind != DTR__K_REDUCE || r == c->root) {
+            to[n_to++] = (char *)dtr__shm_unpack(g->world, post->out_at) + offset;
+        }
+    }
+    return n_to;
+}
+
+bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
+    const dtr__call *c = &w->call;
+    dtr__shm_op *op = &s->op;
+    const void *from[DTR__SHM_MAX_RANKS];
+    void *to[DTR__SHM_MAX_RANKS];
+    double factors[DTR__SHM_MAX_RANKS];
+    size_t first = slice_at(g, c, op->size, g->rank), end = slice_at(g, c, op->size, g->rank + 1);
+    size_t count = PIECE / op->size;
+    for (size_t total = 0; total < budget; total += PIECE * (size_t)g->size) {
+        size_t at = first + op->pulled * count;
+        if (at >= end) {
+            return true;
+        }
+        int n_to = pointers(g, s, c, at * op->size, from, to, factors);
+        dtr__reduce_to(to, n_to, from, g->size, end - at < count ? end - at : count, c->dtype,
+                       c->op, c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL);
+        op->pulled++;
+        w->moved = true;
+    }
+    return first + op->pulled * count >= end;
+}
