@@ -1,0 +1,501 @@
+/* Argument checks, all of them, above the backends and in one order: options; enum ranges; root,
+ * peer, tag; pointers; devices; dtypes; counts; overlap. One table says what each kind of call is.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "coll_check.h"
+
+enum { MAX_TAG = 32767 }; /* what every backend serves */
+
+static dtr_status DTR_PRINTF(5, 6)
+    refuse(const dtr__check *k, dtr_status s, const char *file, int line, const char *fmt, ...) {
+    const char *kind = k->r->name != NULL
+                           ? k->r->name
+                           : dtr__kind_name(k->entry[0] != '\0' ? DTR__K_BATCH : k->r->kind);
+    dtr__error_context ctx = { k->group->world, kind, k->group->name };
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return dtr__error_set(&ctx, s, file, line, "%s on group '%s': %s", kind, k->group->name, text);
+}
+#define REFUSE(k, s, ...) return refuse((k), (s), __FILE__, __LINE__, __VA_ARGS__)
+
+static const char *in_name(const dtr__check *k) {
+    return k->rule->one_buffer ? "buf" : "in";
+}
+
+/* ---- 1: options ---- */
+
+static dtr_status check_options(dtr__check *k) {
+    const dtr_coll_options *given = k->r->options;
+    dtr_coll_options *o = &k->options;
+    if (given == NULL) {
+        memset(o, 0, sizeof *o);
+    } else if (given->struct_size == sizeof *o) {
+        *o = *given;
+    } else {
+        DTR_TRY(dtr__options_copy(given, o, sizeof *o, "dtr_coll_options"));
+    }
+    if (isnan(o->timeout_s) || o->timeout_s < 0) {
+        REFUSE(k, DTR_ERR_ARG,
+               "options.timeout_s is %g; give a positive number of seconds, INFINITY for no limit, "
+               "or 0 for the group's",
+               o->timeout_s);
+    }
+    if (k->rule->reduces && k->r->op == DTR_PREMUL_SUM && o->premul == 0 &&
+        o->premul_device == NULL) {
+        REFUSE(k, DTR_ERR_ARG,
+               "premul_sum needs a factor in options.premul (a factor of zero goes through "
+               "options.premul_device)");
+    }
+    if (o->flags != 0) {
+        REFUSE(k, DTR_ERR_ARG, "options.flags is 0x%x; no flags are defined, give 0",
+               (unsigned)o->flags);
+    }
+    return DTR_OK;
+}
+
+/* ---- 2: enum ranges ---- */
+
+static dtr_status check_dtype(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    if (dtr_dtype_size(b->dtype) == 0) {
+        REFUSE(k, DTR_ERR_DTYPE, "%s%s.dtype is %d, which is no dtr_dtype (0..%d)", k->entry, name,
+               (int)b->dtype, (int)DTR_C128);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_device_type(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    if (b->device.type != DTR_CPU && b->device.type != DTR_CUDA) {
+        REFUSE(k, DTR_ERR_DEVICE, "%s%s.device.type is %d, which is no dtr_device_type", k->entry,
+               name, (int)b->device.type);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_enums(const dtr__check *k) {
+    if (k->rule->reduces && (unsigned)k->r->op > DTR_PREMUL_SUM) {
+        REFUSE(k, DTR_ERR_ARG, "op is %d, which is no dtr_op (0..%d)", (int)k->r->op,
+               (int)DTR_PREMUL_SUM);
+    }
+    if (k->in) {
+        DTR_TRY(check_dtype(k, &k->r->in, in_name(k)));
+    }
+    if (k->out) {
+        DTR_TRY(check_dtype(k, &k->r->out, "out"));
+    }
+    if (k->in) {
+        DTR_TRY(check_device_type(k, &k->r->in, in_name(k)));
+    }
+    if (k->out) {
+        DTR_TRY(check_device_type(k, &k->r->out, "out"));
+    }
+    return DTR_OK;
+}
+
+/* ---- 3: root, peer, tag ---- */
+
+static dtr_status check_peer(const dtr__check *k) {
+    int peer = k->r->root, size = k->group->size;
+    bool send = k->r->kind == DTR__K_SEND;
+    if (!send && peer == DTR_ANY_SOURCE) {
+        return DTR_OK;
+    }
+    if (send && peer == DTR_ANY_SOURCE) {
+        REFUSE(k, DTR_ERR_RANK, "%speer is DTR_ANY_SOURCE; a send needs one group rank", k->entry);
+    }
+    if (peer < 0 || peer >= size) {
+        REFUSE(k, DTR_ERR_RANK, "%speer is %d; group ranks are 0..%d", k->entry, peer, size - 1);
+    }
+    if (k->blocking && k->entry[0] == '\0' && peer == k->group->rank) {
+        REFUSE(k, DTR_ERR_RANK,
+               "peer is %d, this rank itself, and a blocking call would wait for ever%s", peer,
+               k->r->name == NULL ? "; ask for a work, or use dtr_batch_p2p" : "");
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_ranks(const dtr__check *k) {
+    if (k->rule->rooted && (k->r->root < 0 || k->r->root >= k->group->size)) {
+        REFUSE(k, DTR_ERR_RANK, "root is %d; group ranks are 0..%d", k->r->root,
+               k->group->size - 1);
+    }
+    if (k->rule->peer) {
+        DTR_TRY(check_peer(k));
+        if (k->r->tag < 0 || k->r->tag > MAX_TAG) {
+            REFUSE(k, DTR_ERR_ARG, "%stag is %d; tags are 0..%d", k->entry, k->r->tag, MAX_TAG);
+        }
+    }
+    return DTR_OK;
+}
+
+/* ---- 4: pointers, and buffers given where none belongs ---- */
+
+static dtr_status check_data(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    if (b->data == NULL && b->count > 0) {
+        REFUSE(k, DTR_ERR_ARG,
+               "%s%s.data is NULL and %s%s.count %zu; only an empty buffer may be "
+               "NULL",
+               k->entry, name, k->entry, name, b->count);
+    }
+    return DTR_OK;
+}
+
+/* gather(v) out and scatter(v) in: only at the root, and there they must be given. */
+static dtr_status check_one_sided(const dtr__check *k, dtr__where w, const dtr_buffer *b,
+                                  const char *name, const dtr_buffer *other) {
+    if (w != AT_ROOT) {
+        return DTR_OK;
+    }
+    if (!k->at_root && b->count != 0) {
+        REFUSE(k, DTR_ERR_ARG,
+               "%s.count is %zu, but this rank (%d) is not the root (%d); give an empty buffer",
+               name, b->count, k->group->rank, k->r->root);
+    }
+    if (k->at_root && b->count == 0 && other->count != 0) {
+        REFUSE(k, DTR_ERR_ARG, "%s is empty, but this rank (%d) is the root and must give it", name,
+               k->group->rank);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_pointers(const dtr__check *k) {
+    const dtr__request *r = k->r;
+    if (k->in) {
+        DTR_TRY(check_data(k, &r->in, in_name(k)));
+    }
+    DTR_TRY(check_one_sided(k, k->rule->in, &r->in, "in", &r->out));
+    if (k->out) {
+        DTR_TRY(check_data(k, &r->out, "out"));
+    }
+    DTR_TRY(check_one_sided(k, k->rule->out, &r->out, "out", &r->in));
+    if (k->rule->arrays && k->rule->blocks != BOTH_BLOCKS && (!k->rule->rooted || k->at_root) &&
+        (k->rule->blocks == IN_BLOCKS ? r->in_counts : r->out_counts) == NULL) {
+        REFUSE(k, DTR_ERR_ARG, "counts is NULL; give %d entries, one per rank of the group",
+               k->group->size);
+    }
+    if (r->kind == DTR__K_BATCH && r->n_batch > 0 && r->batch == NULL) {
+        REFUSE(k, DTR_ERR_ARG, "ops is NULL and n %zu", r->n_batch);
+    }
+    return DTR_OK;
+}
+
+/* ---- 5: devices ---- */
+
+static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    if (b->device.type == DTR_CPU && b->device.index != 0) {
+        REFUSE(k, DTR_ERR_DEVICE, "%s%s.device is cpu:%d; the host is {DTR_CPU, 0}", k->entry, name,
+               b->device.index);
+    }
+    if (b->device.type == DTR_CUDA) {
+        int n = dtr_device_count(DTR_CUDA);
+        if (b->device.index < 0 || b->device.index >= n) {
+            REFUSE(k, DTR_ERR_DEVICE,
+                   "%s%s.device is cuda:%d, but this process sees %d CUDA device%s", k->entry, name,
+                   b->device.index, n, n == 1 ? "" : "s");
+        }
+        REFUSE(k, DTR_ERR_DEVICE,
+               "%s%s is on cuda:%d, and the group has no backend for CUDA buffers", k->entry, name,
+               b->device.index);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_devices(const dtr__check *k) {
+    if (k->in) {
+        DTR_TRY(check_device(k, &k->r->in, in_name(k)));
+    }
+    if (k->out) {
+        DTR_TRY(check_device(k, &k->r->out, "out"));
+    }
+    if (k->in && k->out &&
+        (k->r->in.device.type != k->r->out.device.type ||
+         k->r->in.device.index != k->r->out.device.index)) {
+        REFUSE(k, DTR_ERR_DEVICE, "in and out are on different devices");
+    }
+    return DTR_OK;
+}
+
+/* ---- 6: dtypes ---- */
+
+static dtr_status check_dtypes(const dtr__check *k) {
+    if (k->in && k->out && k->r->in.dtype != k->r->out.dtype) {
+        REFUSE(k, DTR_ERR_DTYPE, "in is %s and out is %s; both must have one dtype",
+               dtr_dtype_name(k->r->in.dtype), dtr_dtype_name(k->r->out.dtype));
+    }
+    if (k->rule->reduces && !dtr_op_supports(k->r->op, dtype_of(k))) {
+        REFUSE(k, DTR_ERR_DTYPE, "op %s is not defined for dtype %s", dtr__op_name(k->r->op),
+               dtr_dtype_name(dtype_of(k)));
+    }
+    return DTR_OK;
+}
+
+/* ---- 7: counts ---- */
+
+static dtr_status check_bytes(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    size_t nbytes;
+    if (__builtin_mul_overflow(b->count, dtr_dtype_size(b->dtype), &nbytes)) {
+        REFUSE(k, DTR_ERR_OVERFLOW, "%s%s has %zu elements of %zu bytes, more than memory can hold",
+               k->entry, name, b->count, dtr_dtype_size(b->dtype));
+    }
+    return DTR_OK;
+}
+
+static dtr_status sum_counts(const dtr__check *k, const size_t *counts, const char *name,
+                             size_t *sum) {
+    *sum = 0;
+    for (int i = 0; i < k->group->size; i++) {
+        if (__builtin_add_overflow(*sum, counts[i], sum)) {
+            REFUSE(k, DTR_ERR_OVERFLOW, "the sum of %s overflows at entry %d (%zu)", name, i,
+                   counts[i]);
+        }
+    }
+    return DTR_OK;
+}
+
+/* One side consists of a block per rank, the other is this rank's (or, rooted, the root's own). */
+static dtr_status check_one_block_side(const dtr__check *k, const dtr_buffer *big,
+                                       const char *big_name, const dtr_buffer *small,
+                                       const char *small_name, const size_t *counts) {
+    size_t n = (size_t)k->group->size, sum;
+    if (!k->in || !k->out) {
+        return DTR_OK; /* rooted, elsewhere: the own count is free */
+    }
+    if (!k->rule->arrays) {
+        if (__builtin_mul_overflow(small->count, n, &sum)) {
+            REFUSE(k, DTR_ERR_OVERFLOW, "%s.count %zu times the group size %zu overflows",
+                   small_name, small->count, n);
+        }
+        if (big->count != sum) {
+            REFUSE(k, DTR_ERR_SHAPE,
+                   "%s has %zu elements; with %zu in %s and %zu ranks it must have %zu", big_name,
+                   big->count, small->count, small_name, n, sum);
+        }
+        return DTR_OK;
+    }
+    DTR_TRY(sum_counts(k, counts, "counts", &sum));
+    if (small->count != counts[k->group->rank]) {
+        REFUSE(k, DTR_ERR_SHAPE, "%s has %zu elements, but counts[%d] of this rank is %zu",
+               small_name, small->count, k->group->rank, counts[k->group->rank]);
+    }
+    if (big->count != sum) {
+        REFUSE(k, DTR_ERR_SHAPE, "%s has %zu elements, but the counts add up to %zu", big_name,
+               big->count, sum);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_alltoall_side(const dtr__check *k, const dtr_buffer *b, const char *name,
+                                      const size_t *counts, const char *counts_name) {
+    size_t n = (size_t)k->group->size, sum;
+    if (counts != NULL) {
+        DTR_TRY(sum_counts(k, counts, counts_name, &sum));
+        if (sum != b->count) {
+            REFUSE(k, DTR_ERR_SHAPE, "%s has %zu elements, but %s add up to %zu", name, b->count,
+                   counts_name, sum);
+        }
+    } else if (b->count % n != 0) {
+        REFUSE(k, DTR_ERR_SHAPE, "%s has %zu elements, which cannot be split evenly over %zu ranks",
+               name, b->count, n);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_counts(const dtr__check *k) {
+    const dtr__request *r = k->r;
+    if (k->in) {
+        DTR_TRY(check_bytes(k, &r->in, in_name(k)));
+    }
+    if (k->out) {
+        DTR_TRY(check_bytes(k, &r->out, "out"));
+    }
+    switch (k->rule->blocks) {
+    case OUT_BLOCKS:
+        return check_one_block_side(k, &r->out, "out", &r->in, "in", r->out_counts);
+    case IN_BLOCKS:
+        return check_one_block_side(k, &r->in, "in", &r->out, "out", r->in_counts);
+    case BOTH_BLOCKS:
+        DTR_TRY(check_alltoall_side(k, &r->in, "in", r->in_counts, "in_counts"));
+        DTR_TRY(check_alltoall_side(k, &r->out, "out", r->out_counts, "out_counts"));
+        break;
+    case NO_BLOCKS:
+        break;
+    }
+    if (k->in && k->out && !k->rule->arrays && r->in.count != r->out.count) {
+        REFUSE(k, DTR_ERR_SHAPE, "in has %zu elements and out %zu; both must have the same count",
+               r->in.count, r->out.count);
+    }
+    return DTR_OK;
+}
+
+/* ---- 8: overlap ---- */
+
+static bool allowed_overlap(const dtr__check *k, size_t esize) {
+    const dtr__request *r = k->r;
+    const dtr_buffer *big = k->rule->blocks == IN_BLOCKS ? &r->in : &r->out;
+    const dtr_buffer *small = k->rule->blocks == IN_BLOCKS ? &r->out : &r->in;
+    const size_t *counts = k->rule->blocks == IN_BLOCKS ? r->in_counts : r->out_counts;
+    switch (k->rule->overlap) {
+    case SAME_BUFFER:
+        return r->in.data == r->out.data;
+    case OWN_BLOCK: {
+        dtr__blocks b = { k->rule->arrays ? counts : NULL, small->count };
+        size_t offset = dtr__block_offset(&b, k->group->rank);
+        return (const char *)small->data == (const char *)big->data + offset * esize;
+    }
+    case NO_OVERLAP:
+        break;
+    }
+    return false;
+}
+
+static dtr_status check_overlap(const dtr__check *k) {
+    const dtr_buffer *in = &k->r->in, *out = &k->r->out;
+    if (!k->in || !k->out || in->count == 0 || out->count == 0) {
+        return DTR_OK;
+    }
+    size_t esize = dtr_dtype_size(in->dtype);
+    uintptr_t a = (uintptr_t)in->data, b = (uintptr_t)out->data;
+    if (a >= b + out->count * esize || b >= a + in->count * esize || allowed_overlap(k, esize)) {
+        return DTR_OK;
+    }
+    static const char *const legal[] = {
+        [NO_OVERLAP] = "they must be separate",
+        [SAME_BUFFER] = "they must be separate or the same buffer",
+        [OWN_BLOCK] = "they must be separate, or the smaller one this rank's block of the larger",
+    };
+    REFUSE(k, DTR_ERR_ARG, "in [%p, %zu bytes] and out [%p, %zu bytes] overlap; %s", in->data,
+           in->count * esize, out->data, out->count * esize, legal[k->rule->overlap]);
+}
+
+static dtr_status check_steps(dtr__check *k) {
+    DTR_TRY(check_enums(k));
+    DTR_TRY(check_ranks(k));
+    k->at_root = k->rule->rooted && k->r->root == k->group->rank;
+    DTR_TRY(check_pointers(k));
+    DTR_TRY(check_devices(k));
+    DTR_TRY(check_dtypes(k));
+    DTR_TRY(check_counts(k));
+    return check_overlap(k);
+}
+
+/* Whether a buffer counts on this rank; a root out of range is found later and counts as elsewhere.
+ */
+static bool counts_here(const dtr__check *k, dtr__where w) {
+    return w == EVERYWHERE || (w >= AT_ROOT && k->r->root == k->group->rank);
+}
+
+static dtr_status check_batch(dtr__check *batch) {
+    const dtr__request *r = batch->r;
+    for (size_t i = 0; i < r->n_batch; i++) {
+        const dtr_p2p *p = &r->batch[i];
+        dtr__request one = { .kind = p->is_send ? DTR__K_SEND : DTR__K_RECV,
+                             .root = p->peer,
+                             .tag = p->tag,
+                             .in = p->buf };
+        dtr__check k = *batch;
+        k.r = &one;
+        k.rule = &dtr__rules[one.kind];
+        k.in = true;
+        snprintf(k.entry, sizeof k.entry, "ops[%zu].", i);
+        DTR_TRY(check_steps(&k));
+        if (p->buf.device.type != r->batch[0].buf.device.type) {
+            REFUSE(&k, DTR_ERR_DEVICE, "%sbuf is on another device type than ops[0].buf", k.entry);
+        }
+    }
+    return DTR_OK;
+}
+
+static void begin(dtr__check *k, const dtr_group *group, const dtr__request *r, bool blocking) {
+    k->group = group;
+    k->r = r;
+    k->rule = &dtr__rules[r->kind];
+    k->entry[0] = '\0';
+    k->blocking = blocking;
+    k->at_root = false;
+    k->in = counts_here(k, k->rule->in);
+    k->out = counts_here(k, k->rule->out);
+}
+
+dtr_status dtr__coll_check_head(const dtr_group *group, const dtr__request *r, bool blocking) {
+    dtr__check k;
+    begin(&k, group, r, blocking);
+    DTR_TRY(check_options(&k));
+    DTR_TRY(check_enums(&k));
+    return check_ranks(&k);
+}
+
+/* ---- the common case ----
+ * The steps above find the first fault in order. Where one look shows that there is none, they can
+ * be left out; whatever is unusual goes through them. */
+
+static bool plain_buffer(const dtr_buffer *b) {
+    return (unsigned)b->dtype <= DTR_C128 && b->device.type == DTR_CPU && b->device.index == 0 &&
+           (b->data != NULL || b->count == 0) && b->count <= SIZE_MAX >> 8;
+}
+
+static bool plain_counts(const dtr__check *k) {
+    size_t in = k->r->in.count, out = k->r->out.count, n = (size_t)k->group->size, product;
+    switch (k->rule->blocks) {
+    case NO_BLOCKS:
+        return in == out;
+    case OUT_BLOCKS:
+        return !__builtin_mul_overflow(in, n, &product) && out == product;
+    case IN_BLOCKS:
+        return !__builtin_mul_overflow(out, n, &product) && in == product;
+    case BOTH_BLOCKS:
+        return in == out && in % n == 0;
+    }
+    return false;
+}
+
+static bool separate_or_same(const dtr_buffer *in, const dtr_buffer *out, const dtr__rule *rule) {
+    uintptr_t a = (uintptr_t)in->data, b = (uintptr_t)out->data;
+    size_t esize = dtr_dtype_size(in->dtype);
+    return a >= b + out->count * esize || b >= a + in->count * esize ||
+           (a == b && rule->overlap == SAME_BUFFER);
+}
+
+static bool obviously_fine(const dtr__check *k) {
+    const dtr__request *r = k->r;
+    const dtr__rule *rule = k->rule;
+    if (r->options != NULL || rule->arrays || rule->peer || r->kind == DTR__K_BATCH ||
+        (rule->in != EVERYWHERE && rule->in != NOWHERE) ||
+        (rule->out != EVERYWHERE && rule->out != NOWHERE)) {
+        return false;
+    }
+    if (rule->rooted && (unsigned)r->root >= (unsigned)k->group->size) {
+        return false;
+    }
+    if (rule->in == EVERYWHERE && !plain_buffer(&r->in)) {
+        return false;
+    }
+    if (rule->out == EVERYWHERE && (!plain_buffer(&r->out) || r->in.dtype != r->out.dtype ||
+                                    !plain_counts(k) || !separate_or_same(&r->in, &r->out, rule))) {
+        return false;
+    }
+    return !rule->reduces ||
+           ((unsigned)r->op < DTR_PREMUL_SUM && dtr_op_supports(r->op, r->in.dtype));
+}
+
+dtr_status dtr__coll_check(const dtr_group *group, const dtr__request *r, bool blocking,
+                           dtr__call *c) {
+    dtr__check k;
+    begin(&k, group, r, blocking);
+    if (obviously_fine(&k)) {
+        k.options.timeout_s = 0;
+        k.options.label = NULL;
+    } else {
+        DTR_TRY(check_options(&k));
+        DTR_TRY(check_steps(&k));
+    }
+    if (r->kind == DTR__K_BATCH) {
+        DTR_TRY(check_batch(&k));
+    }
+    dtr__coll_describe(&k, c);
+    return DTR_OK;
+}

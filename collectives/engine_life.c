@@ -1,0 +1,113 @@
+/* The life of a group's engine: open, drain, close. */
+#include <math.h>
+
+#include "engine.h"
+
+dtr_status dtr__engine_open(dtr_group *g, dtr_group *world_group) {
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    dtr__pool *pool = dtr__pool_new();
+    DTR_REQUIRE(pool != NULL, &ctx, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
+    pthread_mutex_init(&g->queue_lock, NULL);
+    pthread_mutex_init(&g->progress_lock, NULL);
+    g->progress = g->world->thread_level == MPI_THREAD_MULTIPLE ? &g->progress_lock
+                                                                : &world_group->progress_lock;
+    g->pool = pool;
+    g->next_deadline = INFINITY;
+    g->poller.poll = dtr__group_poll;
+    g->engine_open = true;
+    dtr__progress_add(g->world, &g->poller);
+    return DTR_OK;
+}
+
+static bool unfinished(const dtr_group *g) {
+    return atomic_load_explicit(&g->open_works, memory_order_acquire) > 0 ||
+           atomic_load_explicit(&g->active, memory_order_acquire) > 0;
+}
+
+/* Names what is unfinished when a group is destroyed. */
+static void abort_unfinished(dtr_group *g, double limit_s) {
+    char title[256] = "none";
+    int n = 0;
+    pthread_mutex_lock(&g->queue_lock);
+    for (dtr_work *w = g->works.head; w != NULL; w = w->next) {
+        if (n++ == 0) {
+            dtr__work_title(w, title, sizeof title);
+        }
+    }
+    pthread_mutex_unlock(&g->queue_lock);
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    (void)DTR_FAIL(
+        &ctx, DTR_ERR_ABORTED,
+        "group '%s' was destroyed on rank %d while %d operation%s had not finished after "
+        "%g s; the oldest: %s",
+        g->name, g->rank, n, n == 1 ? "" : "s", limit_s, title);
+    dtr__group_break(g, DTR_ERR_ABORTED);
+}
+
+dtr_status dtr__engine_drain(dtr_group *g, double limit_s) {
+    enum { STUCK_S = 1 };
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    DTR_REQUIRE(!dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,
+                "group '%s' cannot be destroyed inside a completion callback of its world",
+                g->name);
+    dtr__scope_drop(g);
+    bool timed_out = false;
+    double end = dtr__now() + limit_s, stuck = INFINITY;
+    dtr__backoff backoff = { 0 };
+    while (unfinished(g)) {
+        if (dtr__group_try_pass(g)) {
+            backoff = (dtr__backoff){ 0 };
+            continue;
+        }
+        dtr__progress_poll_all(g->world);
+        double now = dtr__now();
+        if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
+            stuck = isinf(stuck) ? now + STUCK_S : stuck;
+            if (now >= stuck) {
+                DTR_WARN(g->world,
+                         "group '%s': a thread is still inside the transport; what it uses is left "
+                         "in place",
+                         g->name);
+                break;
+            }
+        } else if (now >= end) {
+            timed_out = true;
+            abort_unfinished(g, limit_s);
+        }
+        dtr__backoff_pause(g->world, &backoff);
+    }
+    return timed_out ? dtr__error_restore(g->error, DTR_ERR_TIMEOUT) : DTR_OK;
+}
+
+void dtr__engine_close(dtr_group *g) {
+    dtr__backoff backoff = { 0 };
+    dtr__queue called = { NULL, NULL };
+    dtr__progress_remove(g->world, &g->poller);
+    pthread_mutex_lock(g->progress);
+    while (g->collectives.head != NULL || g->p2p.head != NULL) {
+        dtr__group_pass(g, &called);
+        if (atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK) {
+            pthread_mutex_unlock(g->progress);
+            abort_unfinished(g, 0);
+            pthread_mutex_lock(g->progress);
+        }
+    }
+    g->engine_open = false;
+    if (g->spare != NULL) {
+        atomic_store_explicit(&g->spare->refs, 1, memory_order_relaxed);
+        dtr__work_unref(g->spare);
+        g->spare = NULL;
+    }
+    pthread_mutex_unlock(g->progress);
+    dtr__callbacks_run(&called);
+    while (atomic_load_explicit(&g->waiters, memory_order_acquire) > 0) {
+        dtr__backoff_pause(g->world, &backoff);
+    }
+    for (dtr__finish *f = g->late, *next; f != NULL; f = next) {
+        next = f->next;
+        (void)f->fn(f, (dtr_status)atomic_load_explicit(&g->status, memory_order_relaxed));
+    }
+    g->late = NULL;
+    dtr__pool_close(g->pool);
+    g->pool = NULL;
+}

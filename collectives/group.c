@@ -1,0 +1,321 @@
+/* The group object: what is local about it (memory, texts, backends, handle checks), and the
+ * queries. Making groups together with other ranks is in group_create.c. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "groups.h"
+#include "post.h"
+
+/* ---- making and freeing the local part ---- */
+
+static bool copy_text(char **to, const char *from) {
+    *to = strdup(from != NULL ? from : "");
+    return *to != NULL;
+}
+
+static bool copy_facts(dtr_group *g, const dtr__group_spec *spec) {
+    g->world_ranks = malloc(sizeof(int) * (size_t)spec->size);
+    if (g->world_ranks == NULL || !copy_text(&g->desc, spec->desc) ||
+        !copy_text(&g->tag, spec->tag) || !copy_text(&g->backend_asked, spec->backend)) {
+        return false;
+    }
+    memcpy(g->world_ranks, spec->world_ranks, sizeof(int) * (size_t)spec->size);
+    for (char *c = g->backend_asked; *c != '\0'; c++) {
+        *c = (char)(*c >= 'A' && *c <= 'Z' ? *c - 'A' + 'a' : *c);
+    }
+    strncpy(g->name, spec->name, sizeof(g->name) - 1);
+    return true;
+}
+
+dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_group **group) {
+    dtr__error_context ctx = { .world = world, .group = spec->name };
+    dtr_group *g = calloc(1, sizeof(*g));
+    DTR_REQUIRE(g != NULL, &ctx, DTR_ERR_NOMEM, "no memory for a group of %d ranks", spec->size);
+    g->world = world;
+    g->size = spec->size;
+    g->uid = spec->uid;
+    g->timeout_s = spec->timeout_cpu_s;
+    g->timeout_cuda_s = spec->timeout_cuda_s;
+    g->device = spec->device;
+    g->deterministic = spec->deterministic;
+    g->is_world = spec->is_world;
+    g->listed = spec->listed;
+    g->nan_check = spec->nan_check;
+    g->options = spec->options;
+    g->comm = MPI_COMM_NULL;
+    g->rank = -1;
+    for (int i = 0; i < spec->size; i++) {
+        g->rank = spec->world_ranks[i] == world->rank ? i : g->rank;
+    }
+    if (!copy_facts(g, spec)) {
+        dtr__group_free(g);
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a group of %d ranks", spec->size);
+    }
+    dtr_status s = dtr__select(g);
+    if (s < 0) {
+        dtr__group_free(g);
+        return s;
+    }
+    *group = g;
+    return DTR_OK;
+}
+
+void dtr__group_strip(dtr_group *group) {
+    free(group->world_ranks);
+    free(group->desc);
+    free(group->tag);
+    free(group->backend_asked);
+    free(group->backend_chosen);
+    dtr__error_copy_free(group->error);
+    group->world_ranks = NULL;
+    group->desc = group->tag = group->backend_asked = group->backend_chosen = NULL;
+    group->error = NULL;
+}
+
+void dtr__group_free(dtr_group *group) {
+    if (group != NULL) {
+        group->magic = 0;
+        dtr__group_strip(group);
+        free(group);
+    }
+}
+
+static void close_backends(dtr_group *g, int n) {
+    dtr__mpi_lock(g->world);
+    while (n-- > 0) {
+        if (g->backend[n]->close != NULL) {
+            g->backend[n]->close(g, g->backend_state[n]);
+        }
+        g->backend_state[n] = NULL;
+    }
+    dtr__mpi_unlock(g->world);
+}
+
+/* Registered backends exchange keys while they are set up, which takes the right to call MPI by
+ * itself. */
+static dtr_status open_backend(dtr_group *g, int i) {
+    const dtr__backend *b = g->backend[i];
+    if (b->open == NULL) {
+        return DTR_OK;
+    }
+    if (dtr__custom_is(b)) {
+        return b->open(g, &g->backend_state[i]);
+    }
+    dtr__mpi_lock(g->world);
+    dtr_status s = b->open(g, &g->backend_state[i]);
+    dtr__mpi_unlock(g->world);
+    return s;
+}
+
+/* Sets `n` to how many have been opened. */
+static dtr_status open_backends(dtr_group *g, int *n) {
+    dtr_status s = DTR_OK;
+    for (*n = 0; *n < g->n_backends && s >= 0;) {
+        s = open_backend(g, *n);
+        *n += s >= 0;
+    }
+    return s;
+}
+
+dtr_status dtr__group_connect(dtr_group *group) {
+    int n = 0;
+    dtr_status s = open_backends(group, &n);
+    if (s >= 0) {
+        s = dtr__engine_open(group, group->is_world ? group : dtr_world_group(group->world));
+    }
+    if (s < 0) {
+        close_backends(group, n);
+        return s;
+    }
+    group->options = NULL; /* the caller's memory */
+    group->magic = DTR__GROUP_MAGIC;
+    return DTR_OK;
+}
+
+void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
+    dtr__engine_close(group);
+    close_backends(group, group->n_backends);
+    dtr__exchange_drop(group);
+    if (mpi_alive && group->comm != MPI_COMM_NULL) {
+        dtr__mpi_lock(group->world);
+        MPI_Comm_free(&group->comm);
+        dtr__mpi_unlock(group->world);
+    }
+    group->comm = MPI_COMM_NULL;
+}
+
+/* ---- the world's list ---- */
+
+void dtr__group_list(dtr_group *group) {
+    dtr__groups *gs = group->world->groups;
+    pthread_mutex_lock(&gs->lock);
+    group->id = ++gs->last_id;
+    group->prev = gs->last;
+    group->next = NULL;
+    *(gs->last != NULL ? &gs->last->next : &gs->first) = group;
+    gs->last = group;
+    pthread_mutex_unlock(&gs->lock);
+    dtr__notices_claim(group);
+}
+
+void dtr__group_unlist(dtr_group *group) {
+    dtr__groups *gs = group->world->groups;
+    pthread_mutex_lock(&gs->lock);
+    *(group->prev != NULL ? &group->prev->next : &gs->first) = group->next;
+    *(group->next != NULL ? &group->next->prev : &gs->last) = group->prev;
+    group->magic = DTR__GROUP_GONE;
+    group->prev = NULL;
+    group->next = gs->gone;
+    gs->gone = group;
+    pthread_mutex_unlock(&gs->lock);
+}
+
+/* ---- handle checks ---- */
+
+/* Entry points that have warned about a NULL group in this process. A table of the names' addresses
+ * would miss equal literals of two files, so the names are compared. */
+static pthread_mutex_t warned_lock = PTHREAD_MUTEX_INITIALIZER;
+static const char *warned[96]; /* guarded by warned_lock */
+
+static bool first_warning(const char *entry) {
+    bool first = false;
+    pthread_mutex_lock(&warned_lock);
+    for (size_t i = 0; i < sizeof(warned) / sizeof(warned[0]); i++) {
+        if (warned[i] == NULL) {
+            warned[i] = entry;
+            first = true;
+            break;
+        }
+        if (strcmp(warned[i], entry) == 0) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&warned_lock);
+    return first;
+}
+
+static bool is_live(const dtr_group *group) {
+    return group != NULL && group->magic == DTR__GROUP_MAGIC;
+}
+
+dtr_status dtr__group_check(const dtr_group *group, const char *entry) {
+    if (group == NULL) {
+        if (first_warning(entry)) {
+            DTR_WARN(NULL,
+                     "%s on a NULL group: this process is not in that group, nothing is done "
+                     "(DTR_NOT_MEMBER; further calls do not warn)",
+                     entry);
+        }
+        return DTR_NOT_MEMBER;
+    }
+    dtr__error_context ctx = { .operation = entry };
+    DTR_REQUIRE(group->magic == DTR__GROUP_MAGIC, &ctx, DTR_ERR_STATE,
+                "%s: the group is destroyed; make a new one with dtr_group_create or "
+                "dtr_group_split",
+                entry);
+    return DTR_OK;
+}
+
+/* ---- queries ---- */
+
+int dtr_group_rank(const dtr_group *group) {
+    return is_live(group) ? group->rank : -1;
+}
+
+int dtr_group_size(const dtr_group *group) {
+    return is_live(group) ? group->size : -1;
+}
+
+int dtr_group_world_rank(const dtr_group *group, int group_rank) {
+    bool in_range = is_live(group) && group_rank >= 0 && group_rank < group->size;
+    return in_range ? group->world_ranks[group_rank] : -1;
+}
+
+int dtr_group_rank_of(const dtr_group *group, int world_rank) {
+    if (!is_live(group)) {
+        return -1;
+    }
+    for (int i = 0; i < group->size; i++) {
+        if (group->world_ranks[i] == world_rank) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+uint64_t dtr_group_seq(const dtr_group *group) {
+    return is_live(group) ? atomic_load(&group->seq) : 0;
+}
+
+const char *dtr_group_name(const dtr_group *group) {
+    return is_live(group) ? group->name : "";
+}
+
+/* Calls that any thread may make at any time: below MPI_THREAD_MULTIPLE only the main thread can be
+ * sure that nobody else is inside MPI. */
+static void visit_from_any_thread(dtr_world *world) {
+    int is_main = 1;
+    if (world->thread_level != MPI_THREAD_MULTIPLE && dtr__mpi_alive()) {
+        MPI_Is_thread_main(&is_main);
+    }
+    if (is_main) {
+        dtr__notices_visit(world);
+    }
+}
+
+dtr_status dtr_group_status(const dtr_group *group) {
+    dtr_status s = dtr__group_check(group, "dtr_group_status");
+    if (s == DTR_OK) {
+        visit_from_any_thread(group->world);
+        s = (dtr_status)atomic_load(&group->status);
+    }
+    return s;
+}
+
+dtr_status dtr_group_get_info(const dtr_group *group, dtr_group_info *info) {
+    dtr_status s = dtr__group_check(group, "dtr_group_get_info");
+    if (s != DTR_OK) {
+        return s;
+    }
+    dtr__error_context ctx = { .world = group->world,
+                               .operation = "dtr_group_get_info",
+                               .group = group->name };
+    DTR_REQUIRE(info != NULL, &ctx, DTR_ERR_ARG, "dtr_group_get_info: info is NULL");
+    DTR_REQUIRE(info->struct_size != 0, &ctx, DTR_ERR_ARG,
+                "dtr_group_get_info: info->struct_size is 0; begin with DTR_GROUP_INFO_INIT");
+    dtr_group_info all = {
+        .struct_size = info->struct_size,
+        .name = group->name,
+        .desc = group->desc,
+        .tag = group->tag,
+        .backend_asked = group->backend_asked,
+        .backend = group->backend_chosen,
+        .rank = group->rank,
+        .size = group->size,
+        .world_ranks = group->world_ranks,
+        .timeout_cpu_s = group->timeout_s,
+        .timeout_cuda_s = group->timeout_cuda_s,
+        .seq = atomic_load(&group->seq),
+        .status = (dtr_status)atomic_load(&group->status),
+    };
+    memcpy(info, &all, info->struct_size < sizeof(all) ? info->struct_size : sizeof(all));
+    return DTR_OK;
+}
+
+dtr_status dtr_group_abort(dtr_group *group, const char *reason) {
+    dtr_status s = dtr__group_check(group, "dtr_group_abort");
+    if (s != DTR_OK || atomic_load(&group->status) != DTR_OK) {
+        return s; /* already broken: the first reason stays */
+    }
+    dtr__error_context ctx = { .world = group->world,
+                               .operation = "dtr_group_abort",
+                               .group = group->name };
+    int world_rank = group->world->rank;
+    s = DTR_FAIL(&ctx, DTR_ERR_ABORTED, "group \"%s\" was aborted by rank %d (world rank %d): %s",
+                 group->name, group->rank, world_rank,
+                 reason != NULL && reason[0] != '\0' ? reason : "no reason was given");
+    dtr__group_break(group, s);
+    visit_from_any_thread(group->world);
+    return DTR_OK;
+}

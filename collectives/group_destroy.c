@@ -1,0 +1,103 @@
+/* Destroying groups. A healthy group ends when all of its members have come; a broken one ends
+ * alone and at once. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "groups.h"
+
+/* Meet the other members, with the outcome of this rank's draining. */
+static dtr_status meet_to_end(dtr_group *g, dtr_status drained, double limit_s) {
+    dtr__error_context ctx = { .world = g->world, .operation = "dtr_group_destroy" };
+    char what[128];
+    dtr__outcome out;
+    dtr__entry *entry = calloc(1, sizeof(*entry));
+    DTR_REQUIRE(entry != NULL, &ctx, DTR_ERR_NOMEM, "dtr_group_destroy: no memory for the call");
+    snprintf(what, sizeof(what), "dtr_group_destroy of group \"%s\"", g->name);
+    dtr__field_set(&entry->field[DTR__FIELD_CALL], "dtr_group_destroy");
+    dtr__field_set(&entry->field[DTR__FIELD_NAME], g->name);
+    entry->scope = dtr__hash_set(g->world_ranks, g->size);
+    entry->index = -1;
+    entry->end = 1;
+    entry->limit_s = limit_s;
+    entry->status = (int32_t)drained;
+    if (drained < 0) {
+        snprintf(entry->text, sizeof(entry->text), "%s", dtr_last_error_message());
+    }
+    dtr_status s = dtr__meet(g->world, what, g->world_ranks, g->size, entry, g, &out);
+    free(entry);
+    return s;
+}
+
+/* Take the group apart on this rank; the handle becomes a tombstone. */
+static void take_down(dtr_group *g) {
+    dtr__group_unlist(g); /* first, so that nobody finds it half taken apart */
+    dtr__group_disconnect(g, dtr__mpi_alive());
+    dtr__group_strip(g);
+}
+
+static dtr_status destroy_healthy(dtr_group *g) {
+    double began = dtr__now();
+    dtr_status s = dtr__engine_drain(g, g->timeout_s);
+    double left = fmax(g->timeout_s - (dtr__now() - began), 0.0);
+    bool broken = atomic_load(&g->status) != DTR_OK;
+    if (s >= 0 && !broken) {
+        pthread_mutex_lock(&g->world->groups->creation);
+        s = meet_to_end(g, s, left);
+        pthread_mutex_unlock(&g->world->groups->creation);
+        if (s == DTR_ERR_MISMATCH) {
+            return s; /* the members do different things: the group stays as it is */
+        }
+        if (s < 0 && atomic_load(&g->status) != DTR_OK) {
+            s = DTR_OK; /* broke while we waited: ends alone, as a broken group does */
+        }
+    }
+    dtr__notices_visit(g->world); /* others may wait for the news that it broke here */
+    dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
+    take_down(g);
+    if (cause != NULL) {
+        s = dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+    }
+    return s;
+}
+
+/* One reference less; true when it was not the last. */
+static bool still_referenced(dtr_group *g) {
+    pthread_mutex_lock(&g->world->groups->lock);
+    bool referenced = g->tag_refs > 1;
+    g->tag_refs -= referenced;
+    pthread_mutex_unlock(&g->world->groups->lock);
+    return referenced;
+}
+
+dtr_status dtr_group_destroy(dtr_group *group) {
+    if (group == NULL) {
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__group_check(group, "dtr_group_destroy"));
+    dtr__error_context ctx = { .world = group->world,
+                               .operation = "dtr_group_destroy",
+                               .group = group->name };
+    DTR_REQUIRE(!group->is_world, &ctx, DTR_ERR_ARG,
+                "dtr_group_destroy: the world's own group ends with dtr_world_destroy");
+    DTR_REQUIRE(!dtr__in_callback(group->world), &ctx, DTR_ERR_STATE,
+                "dtr_group_destroy inside a completion callback would wait for itself; call it "
+                "from the program's own thread");
+    if (still_referenced(group)) {
+        return DTR_OK;
+    }
+    if (!dtr__mpi_alive()) {
+        take_down(group);
+        return DTR_FAIL(&ctx, DTR_ERR_STATE,
+                        "dtr_group_destroy: MPI_Finalize has been called before; what is local was "
+                        "freed");
+    }
+    dtr__notices_look(group->world); /* others may have found it broken */
+    if (atomic_load(&group->status) == DTR_OK) {
+        return destroy_healthy(group);
+    }
+    (void)dtr__engine_drain(group, 0);
+    take_down(group);
+    return DTR_OK;
+}

@@ -1,0 +1,287 @@
+/* The groups of a world as a whole: the world's own group, the list and its look-ups, and the end
+ * of them all. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "groups.h"
+
+/* ---- the world's own group ---- */
+
+static dtr_status make_own(dtr_world *world, dtr_group **own) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create", .group = "world" };
+    int *ranks = malloc(sizeof(int) * (size_t)world->size);
+    DTR_REQUIRE(ranks != NULL, &ctx, DTR_ERR_NOMEM, "no memory for a list of %d ranks",
+                world->size);
+    for (int i = 0; i < world->size; i++) {
+        ranks[i] = i;
+    }
+    const char *backend = world->backend_text;
+    dtr__group_spec spec = {
+        .world_ranks = ranks,
+        .size = world->size,
+        .name = "world",
+        .uid = 1,
+        .backend = backend != NULL && backend[0] != '\0' ? backend : DTR__DEFAULT_BACKENDS,
+        .timeout_cpu_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CPU,
+        .timeout_cuda_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CUDA,
+        .device = world->device,
+        .is_world = true,
+        .listed = true,
+    };
+    dtr_status s = dtr__group_new(world, &spec, own);
+    free(ranks);
+    return s;
+}
+
+/* Collective over the world; what fails on one rank fails on all. */
+static dtr_status connect_own(dtr_world *world, dtr_group *own) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create", .group = "world" };
+    DTR_MPI(&ctx, MPI_Comm_dup(world->comm, &own->comm));
+    dtr_status s = dtr__group_connect(own);
+    dtr_status agreed = dtr__agree_status(world, world->comm, s, "world creation");
+    if (agreed < 0) {
+        if (s >= 0) {
+            dtr__group_disconnect(own, true);
+        } else {
+            MPI_Comm_free(&own->comm);
+        }
+    }
+    return agreed;
+}
+
+static dtr__groups *new_groups(void) {
+    dtr__groups *gs = calloc(1, sizeof(*gs));
+    if (gs != NULL) {
+        pthread_mutex_init(&gs->lock, NULL);
+        pthread_mutex_init(&gs->creation, NULL);
+    }
+    return gs;
+}
+
+static void free_groups(dtr__groups *gs) {
+    if (gs == NULL) {
+        return;
+    }
+    while (gs->gone != NULL) {
+        dtr_group *next = gs->gone->next;
+        dtr__group_free(gs->gone);
+        gs->gone = next;
+    }
+    dtr__meetings_free(gs->meetings, dtr__mpi_alive());
+    dtr__notices_free(gs->notices, dtr__mpi_alive());
+    dtr__exchange_free(gs->exchange, dtr__mpi_alive());
+    dtr__custom_free(gs->customs);
+    dtr__monitors_free(gs->monitors, dtr__mpi_alive());
+    pthread_mutex_destroy(&gs->lock);
+    pthread_mutex_destroy(&gs->creation);
+    free(gs);
+}
+
+/* Number that no other world of this job has, for messages that may arrive late. */
+static uint64_t own_epoch(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return ((uint64_t)now.tv_sec << 30 | (uint64_t)now.tv_nsec) ^ (uint64_t)getpid() << 48;
+}
+
+static dtr_status open_messages(dtr_world *world, dtr__groups *gs, uint64_t epoch) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
+    gs->meetings = dtr__meetings_new(world, epoch);
+    gs->notices = dtr__notices_new(world, epoch);
+    gs->monitors = dtr__monitors_new(epoch);
+    gs->exchange = dtr__exchange_new(world, epoch);
+    bool all =
+        gs->meetings != NULL && gs->notices != NULL && gs->monitors != NULL && gs->exchange != NULL;
+    DTR_REQUIRE(all, &ctx, DTR_ERR_NOMEM, "no memory for the messages of %d ranks", world->size);
+    return DTR_OK;
+}
+
+dtr_status dtr__groups_open(dtr_world *world) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
+    dtr_group *own = NULL;
+    dtr_status s = DTR_OK;
+    uint64_t epoch = own_epoch();
+    DTR_MPI(&ctx, MPI_Bcast(&epoch, 1, MPI_UINT64_T, 0, world->comm));
+    world->groups = new_groups();
+    if (world->groups == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the list of groups");
+    } else {
+        s = make_own(world, &own);
+    }
+    if (s >= 0) {
+        s = open_messages(world, world->groups, epoch);
+    }
+    s = dtr__agree_status(world, world->comm, s, "world creation");
+    if (s >= 0) {
+        world->groups->own = own; /* backends and engine may ask for it */
+        s = connect_own(world, own);
+    }
+    if (s < 0) {
+        dtr__group_free(own);
+        free_groups(world->groups);
+        world->groups = NULL;
+        return s;
+    }
+    dtr__group_list(own);
+    return DTR_OK;
+}
+
+/* ---- the end ---- */
+
+/* Finish this rank's works, newest group first, with a warning for every group the caller has
+ * left. */
+static dtr_status drain_all(dtr_world *world) {
+    dtr__groups *gs = world->groups;
+    dtr_status s = DTR_OK;
+    for (dtr_group *g = gs->last; g != NULL; g = g->prev) {
+        if (!g->is_world && g->listed) {
+            DTR_WARN(world, "dtr_world_destroy: group \"%s\" was not destroyed; destroying it now",
+                     g->name);
+        }
+        DTR_KEEP_FIRST(s, dtr__engine_drain(g, g->timeout_s));
+    }
+    return s;
+}
+
+/* All ranks have drained, so nobody's messages are cut off when the communicators go. A rank that
+ * does something else instead does not keep this one from ending. */
+static dtr_status meet_to_end(dtr_world *world, dtr_status drained) {
+    static const char what[] = "dtr_world_destroy";
+    dtr__error_context ctx = { .world = world, .operation = what };
+    const dtr_group *own = world->groups->own;
+    dtr__outcome out;
+    dtr__entry *entry = calloc(1, sizeof(*entry));
+    DTR_REQUIRE(entry != NULL, &ctx, DTR_ERR_NOMEM, "%s: no memory for the call", what);
+    dtr__field_set(&entry->field[DTR__FIELD_CALL], what);
+    entry->scope = dtr__hash_set(own->world_ranks, own->size);
+    entry->index = -1;
+    entry->end = 1;
+    entry->limit_s = own->timeout_s;
+    entry->status = (int32_t)drained;
+    if (drained < 0) {
+        snprintf(entry->text, sizeof(entry->text), "%s", dtr_last_error_message());
+    }
+    pthread_mutex_lock(&world->groups->creation);
+    dtr_status s = dtr__meet(world, what, own->world_ranks, own->size, entry, NULL, &out);
+    pthread_mutex_unlock(&world->groups->creation);
+    free(entry);
+    return s;
+}
+
+dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
+    dtr__groups *gs = world->groups;
+    if (gs == NULL) {
+        return DTR_OK;
+    }
+    dtr_status s = DTR_OK;
+    if (mpi_alive) {
+        s = drain_all(world);
+        dtr__notices_visit(world);
+        s = meet_to_end(world, s);
+    }
+    while (gs->last != NULL) {
+        dtr_group *g = gs->last;
+        dtr__group_unlist(g);
+        dtr__group_disconnect(g, mpi_alive);
+    }
+    free_groups(gs);
+    world->groups = NULL;
+    return s;
+}
+
+/* ---- look-ups ---- */
+
+dtr_group *dtr_world_group(dtr_world *world) {
+    return world != NULL && world->magic == DTR__WORLD_MAGIC && world->groups != NULL
+               ? world->groups->own
+               : NULL;
+}
+
+/* NULL unless the world is live; else its groups, locked. */
+static dtr__groups *lock_groups(const dtr_world *world) {
+    if (world == NULL || world->magic != DTR__WORLD_MAGIC || world->groups == NULL) {
+        return NULL;
+    }
+    pthread_mutex_lock(&world->groups->lock);
+    return world->groups;
+}
+
+int dtr_world_group_count(const dtr_world *world) {
+    dtr__groups *gs = lock_groups(world);
+    if (gs == NULL) {
+        return -1;
+    }
+    int n = 0;
+    for (dtr_group *g = gs->first; g != NULL; g = g->next) {
+        n += g->listed;
+    }
+    pthread_mutex_unlock(&gs->lock);
+    return n;
+}
+
+dtr_status dtr_world_list_groups(const dtr_world *world, dtr_group **list, int cap, int *n) {
+    DTR_TRY(dtr__world_check(world));
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_list_groups" };
+    DTR_REQUIRE(cap >= 0, &ctx, DTR_ERR_ARG, "dtr_world_list_groups: cap is %d, it must be >= 0",
+                cap);
+    DTR_REQUIRE(list != NULL || cap == 0, &ctx, DTR_ERR_ARG,
+                "dtr_world_list_groups: list is NULL although cap is %d", cap);
+    DTR_REQUIRE(n != NULL, &ctx, DTR_ERR_ARG, "dtr_world_list_groups: n is NULL");
+    dtr__groups *gs = lock_groups(world);
+    int found = 0;
+    for (dtr_group *g = gs->first; g != NULL; g = g->next) {
+        if (!g->listed) {
+            continue;
+        }
+        if (found < cap) {
+            list[found] = g;
+        }
+        found++;
+    }
+    pthread_mutex_unlock(&gs->lock);
+    *n = found;
+    return DTR_OK;
+}
+
+dtr_group *dtr__find_name(dtr__groups *gs, const char *name) {
+    dtr_group *g = gs->first;
+    while (g != NULL && !(g->listed && strcmp(g->name, name) == 0)) {
+        g = g->next;
+    }
+    return g;
+}
+
+dtr_group *dtr__find_tagged(dtr__groups *gs, const char *tag, const int *world_ranks, int n) {
+    size_t nbytes = sizeof(int) * (size_t)n;
+    dtr_group *g = gs->first;
+    while (g != NULL && !(g->tag_refs > 0 && g->size == n && strcmp(g->tag, tag) == 0 &&
+                          memcmp(g->world_ranks, world_ranks, nbytes) == 0)) {
+        g = g->next;
+    }
+    return g;
+}
+
+dtr_group *dtr_world_find_group(const dtr_world *world, const char *name) {
+    dtr__groups *gs = name == NULL ? NULL : lock_groups(world);
+    if (gs == NULL) {
+        return NULL;
+    }
+    dtr_group *g = dtr__find_name(gs, name);
+    pthread_mutex_unlock(&gs->lock);
+    return g;
+}
+
+dtr_group *dtr_world_find_tagged(const dtr_world *world, const char *tag, const int *world_ranks,
+                                 int n) {
+    bool asked = tag != NULL && tag[0] != '\0' && world_ranks != NULL && n > 0;
+    dtr__groups *gs = asked ? lock_groups(world) : NULL;
+    if (gs == NULL) {
+        return NULL;
+    }
+    dtr_group *g = dtr__find_tagged(gs, tag, world_ranks, n);
+    pthread_mutex_unlock(&gs->lock);
+    return g;
+}

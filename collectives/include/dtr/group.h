@@ -1,0 +1,222 @@
+/* Process groups: subsets of the world's ranks with their own order, communicators and sequence
+ * numbers.
+ *
+ * NULL means "this process is not in that group": queries give -1, 0 or "", dtr_group_destroy is a
+ * silent DTR_OK, every other call returns DTR_NOT_MEMBER at once and touches nothing but an output
+ * handle, which becomes NULL. Roots, peers and reported sources are group ranks; world ranks appear
+ * only in the lists given to creation and in the two translations. */
+#ifndef DTR_GROUP_H
+#define DTR_GROUP_H
+
+#include <dtr/world.h>
+
+DTR_BEGIN_DECLS
+
+typedef struct dtr_group_options {
+    size_t struct_size; /* set by DTR_GROUP_OPTIONS_INIT */
+    double timeout_s;   /* of operations; 0: the world's; INFINITY: none */
+    const char
+        *name; /* 1..63 bytes, not "world" or digits only; NULL: a number, agreed by all callers */
+    const char *desc;    /* free text, copied */
+    const char *tag;     /* find-or-create: equal tag and rank list give the same group again */
+    const char *backend; /* "cpu:mpi"; NULL: the world's */
+    dtr_device device;   /* read when has_device; else the world's */
+    bool has_device;
+    bool local_sync;    /* creation involves the listed ranks only */
+    bool deterministic; /* same bits on every backend and node layout: rank-order reduction */
+    uint32_t flags;     /* none defined: 0 */
+    int nan_check;      /* 1 on, -1 off, 0: DTR_NAN_CHECK */
+    int nccl_min_ctas, nccl_max_ctas, nccl_cga_cluster; /* 0: NCCL's own */
+} dtr_group_options;
+#ifdef __cplusplus
+#define DTR_GROUP_OPTIONS_INIT \
+    { sizeof(dtr_group_options), 0, 0, 0, 0, 0, { DTR_CPU, 0 }, false, false, false, 0, 0, 0, 0, 0 }
+#else
+#define DTR_GROUP_OPTIONS_INIT \
+    { .struct_size = sizeof(dtr_group_options) }
+#endif
+
+/* The whole record of a group; pointers live as long as the group. */
+typedef struct dtr_group_info {
+    size_t struct_size; /* set by DTR_GROUP_INFO_INIT */
+    const char *name, *desc, *tag;
+    const char *backend_asked; /* lower case, "cpu:auto,cuda:auto" when nothing was asked */
+    const char *backend;       /* what was chosen, "cpu:mpi" */
+    int rank, size;
+    const int *world_ranks;               /* [size], in group-rank order */
+    double timeout_cpu_s, timeout_cuda_s; /* INFINITY: none */
+    uint64_t seq;
+    dtr_status status; /* DTR_OK, or the error that broke the group */
+} dtr_group_info;
+#ifdef __cplusplus
+#define DTR_GROUP_INFO_INIT \
+    { sizeof(dtr_group_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, DTR_OK }
+#else
+#define DTR_GROUP_INFO_INIT \
+    { .struct_size = sizeof(dtr_group_info) }
+#endif
+
+#define DTR_COLOR_NONE (-1) /* dtr_group_split: in no group, as any negative colour */
+
+/** The world's own group: all ranks, owned by the world, the same handle for the world's life; NULL
+ * for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API dtr_group *dtr_world_group(dtr_world *world);
+
+/** Make a group of the listed world ranks; group rank i is world_ranks[i]. Ranks not listed get
+ * NULL and DTR_OK. NULL with n = world size stands for all ranks. Nothing is created, and no name
+ * used, when the call fails anywhere.
+ *  @collective all ranks of the world, members or not, in the same order; with local_sync the
+ * listed ranks only
+ *  @blocking   until all callers have entered, up to the group's timeout
+ *  @gpu        with has_device NCCL is set up here
+ *  @errors     DTR_ERR_ARG, DTR_ERR_RANK, DTR_ERR_STATE (name in use), DTR_ERR_UNSUPPORTED
+ * (backend), all before anything is sent; agreed: DTR_ERR_MISMATCH (callers differ),
+ * DTR_ERR_TIMEOUT (naming who is missing), DTR_ERR_REMOTE
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_create(dtr_world *world, const int *world_ranks, int n,
+                                    const dtr_group_options *options, dtr_group **group);
+
+/** Split a group: callers with equal colour form a group, ordered by key, then by rank in the
+ * parent. A negative colour gives NULL and DTR_OK.
+ *  @collective all ranks of the parent
+ *  @blocking   as dtr_group_create
+ *  @gpu        as dtr_group_create
+ *  @errors     as dtr_group_create
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_split(dtr_group *parent, int color, int key,
+                                   const dtr_group_options *options, dtr_group **group);
+
+/** Finish the group's operations, remove its name and tag, free it; a tagged group loses one
+ * reference. The handle stays recognisable (DTR_ERR_STATE) until its world is destroyed. On a
+ * broken group it is local and quick.
+ *  @collective all members
+ *  @blocking   until its operations have finished, up to the group's timeout
+ *  @gpu        waits for its streams
+ *  @errors     DTR_ERR_ARG (the world's own group), DTR_ERR_STATE (destroyed before),
+ * DTR_ERR_TIMEOUT (unfinished work was aborted; the handle is gone all the same)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_destroy(dtr_group *group);
+
+/** Break the group: its unfinished works end with DTR_ERR_ABORTED and `reason`, later calls return
+ * the same. The first reason stays.
+ *  @collective no; any thread, one rank is enough
+ *  @blocking no
+ *  @gpu no
+ *  @errors     DTR_ERR_STATE (destroyed before)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_abort(dtr_group *group, const char *reason);
+
+/** Rank of this process in the group, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API int dtr_group_rank(const dtr_group *group);
+
+/** Number of members, -1 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API int dtr_group_size(const dtr_group *group);
+
+/** World rank of a group rank; -1 when out of range and for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API int dtr_group_world_rank(const dtr_group *group, int group_rank);
+
+/** Group rank of a world rank; -1 when it is not in the group and for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API int dtr_group_rank_of(const dtr_group *group, int world_rank);
+
+/** Collectives started so far: equal on all members after the same calls. Rejected calls, point to
+ * point, byte-string send/recv and group creation do not count. 0 for NULL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API uint64_t dtr_group_seq(const dtr_group *group);
+
+/** Name of the group, "" for NULL and destroyed groups.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API const char *dtr_group_name(const dtr_group *group);
+
+/** DTR_OK, or the error that broke the group.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_status(const dtr_group *group);
+
+/** Copy the record of a group; only the leading struct_size bytes of `info` are written.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     DTR_ERR_ARG (NULL info, struct_size 0), DTR_ERR_STATE (destroyed)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_get_info(const dtr_group *group, dtr_group_info *info);
+
+/** Cut the parent's rank order into chunks of `size`; the caller gets its own chunk's group and
+ * index.
+ *  @collective all ranks of the parent
+ *  @blocking   as dtr_group_create
+ *  @gpu        size 0 means the number of visible CUDA devices
+ *  @errors     as dtr_group_create; DTR_ERR_ARG when size is negative, above the parent's size or
+ * no divisor of it
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_subgroups(dtr_group *parent, int size,
+                                       const dtr_group_options *options, dtr_group **mine,
+                                       int *index);
+
+/** Make one group per list of world ranks, all or none; a rank in no list gets NULL, index -1 and
+ * DTR_OK.
+ *  @collective all ranks of the world
+ *  @blocking   as dtr_group_create
+ *  @gpu        as dtr_group_create
+ *  @errors     as dtr_group_create; DTR_ERR_ARG for a rank in two lists
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_subgroups_by_list(dtr_world *world, const int *const *lists,
+                                               const int *lens, int n_lists,
+                                               const dtr_group_options *options, dtr_group **mine,
+                                               int *index);
+
+/** Whether groups of this world can choose a backend by that name (any case); NULL world: the
+ * built-in ones. A fact of the build, not of the hardware found.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API bool dtr_backend_available(const dtr_world *world, const char *name);
+
+/** Version of the loaded NCCL as major << 32 | minor << 16 | patch, 0 without NCCL.
+ *  @collective no
+ *  @blocking no
+ *  @gpu no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API uint64_t dtr_nccl_version(void);
+
+DTR_END_DECLS
+
+#endif /* DTR_GROUP_H */

@@ -1,0 +1,245 @@
+/* Sending and taking news of broken groups. Sending is asked for from any thread and done by the
+ * next one that may call MPI; taking is done by whoever waits inside the library. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "groups.h"
+#include "notice.h"
+#include "post.h"
+
+enum {
+    LOOK_EVERY_NS = 500000,
+    UNCLAIMED = 16 /* news kept for groups that are still being made here */
+};
+
+typedef struct news {
+    uint64_t epoch, uid, seq;
+    int32_t status, origin;
+    char operation[40], text[1024];
+} news;
+
+typedef struct outgoing {
+    struct outgoing *next;
+    news news;
+    int n;
+    int to[]; /* world ranks */
+} outgoing;
+
+struct dtr__notices {
+    dtr_world *world;
+    uint64_t epoch;
+    _Atomic int64_t looked_ns;
+    _Atomic int n_out;
+    pthread_mutex_t lock; /* guards the rest; order: groups->lock after it */
+    outgoing *out;
+    dtr__letter *letters;
+    news unclaimed[UNCLAIMED];
+    unsigned n_unclaimed;
+};
+
+dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch) {
+    dtr__notices *ns = calloc(1, sizeof(*ns));
+    if (ns != NULL) {
+        ns->world = world;
+        ns->epoch = epoch;
+        pthread_mutex_init(&ns->lock, NULL);
+    }
+    return ns;
+}
+
+void dtr__notices_free(dtr__notices *ns, bool mpi_alive) {
+    if (ns == NULL) {
+        return;
+    }
+    if (mpi_alive) {
+        dtr__post_end(&ns->letters);
+    }
+    while (ns->out != NULL) {
+        outgoing *next = ns->out->next;
+        free(ns->out);
+        ns->out = next;
+    }
+    pthread_mutex_destroy(&ns->lock);
+    free(ns);
+}
+
+static dtr__notices *notices_of(const dtr_world *world) {
+    return world->groups != NULL ? world->groups->notices : NULL;
+}
+
+/* ---- telling ---- */
+
+void dtr__notice_broken(dtr_group *g, dtr_status s) {
+    dtr__notices *ns = notices_of(g->world);
+    if (ns == NULL || g->size == 1 || atomic_exchange(&g->told, 1) != 0) {
+        return;
+    }
+    dtr_error e = DTR_ERROR_INIT;
+    dtr_last_error(&e);
+    outgoing *o = calloc(1, sizeof(*o) + sizeof(int) * (size_t)g->size);
+    if (o == NULL) {
+        return; /* the others reach their own deadlines */
+    }
+    o->news = (news){ .epoch = ns->epoch,
+                      .uid = g->uid,
+                      .seq = e.seq,
+                      .status = (int32_t)s,
+                      .origin = g->world->rank };
+    snprintf(o->news.operation, sizeof(o->news.operation), "%s", e.operation);
+    snprintf(o->news.text, sizeof(o->news.text), "%s", e.message);
+    for (int i = 0; i < g->size; i++) {
+        if (i != g->rank) {
+            o->to[o->n++] = g->world_ranks[i];
+        }
+    }
+    pthread_mutex_lock(&ns->lock);
+    o->next = ns->out;
+    ns->out = o;
+    pthread_mutex_unlock(&ns->lock);
+    atomic_fetch_add(&ns->n_out, 1);
+}
+
+/* ns->lock and the right to call MPI are held. */
+static void send_out(dtr__notices *ns) {
+    while (ns->out != NULL) {
+        outgoing *o = ns->out;
+        ns->out = o->next;
+        for (int i = 0; i < o->n; i++) {
+            (void)dtr__post(ns->world, &ns->letters, o->to[i], DTR__TAG_NOTICE, &o->news,
+                            sizeof(o->news), NULL, 0);
+        }
+        free(o);
+        atomic_fetch_sub(&ns->n_out, 1);
+    }
+    dtr__post_reap(&ns->letters);
+}
+
+/* ---- taking ---- */
+
+/* What the origin's status is for the other members: its own failures are REMOTE to them. */
+static void break_by_news(dtr_group *g, const news *n, dtr__queue *called) {
+    dtr__error_context ctx = {
+        .world = g->world, .operation = n->operation, .group = g->name, .seq = n->seq
+    };
+    dtr_status s = (dtr_status)n->status;
+    bool shared = s == DTR_ERR_TIMEOUT || s == DTR_ERR_MISMATCH || s == DTR_ERR_ABORTED ||
+                  s == DTR_ERR_REMOTE;
+    if (shared) {
+        (void)DTR_FAIL(&ctx, s, "%s", n->text);
+    } else {
+        s = DTR_FAIL(&ctx, DTR_ERR_REMOTE, "rank %d (world rank %d) failed with %s: %s",
+                     dtr_group_rank_of(g, n->origin), n->origin, dtr_status_name(s), n->text);
+    }
+    atomic_store(&g->told, 1);
+    dtr__group_break_with(g, s, called);
+}
+
+/* The thread's last error stays what it was: its caller may be about to return it. */
+static void break_quietly(dtr_group *g, const news *n, dtr__queue *called) {
+    dtr_error before = DTR_ERROR_INIT;
+    dtr_last_error(&before);
+    dtr_status s = before.status;
+    dtr__error_copy *copy = s < 0 ? dtr__error_save() : NULL;
+    break_by_news(g, n, called);
+    if (copy != NULL) {
+        (void)dtr__error_restore(copy, s);
+        dtr__error_copy_free(copy);
+    }
+}
+
+/* groups->lock keeps the group from being taken apart meanwhile. */
+static bool deliver(dtr__notices *ns, const news *n, dtr__queue *called) {
+    dtr__groups *gs = ns->world->groups;
+    pthread_mutex_lock(&gs->lock);
+    dtr_group *g = gs->first;
+    while (g != NULL && g->uid != n->uid) {
+        g = g->next;
+    }
+    if (g != NULL && atomic_load(&g->status) == DTR_OK) {
+        break_quietly(g, n, called);
+    }
+    pthread_mutex_unlock(&gs->lock);
+    return g != NULL;
+}
+
+static void take_in(dtr__notices *ns, dtr__queue *called) {
+    void *message = NULL;
+    size_t nbytes = 0;
+    int from = -1;
+    /* The first probe may only bring in what the second one finds. */
+    for (int empty = 0; empty < 2;) {
+        if (dtr__receive(ns->world, DTR__TAG_NOTICE, &message, &nbytes, &from) < 0) {
+            return;
+        }
+        news *n = message;
+        if (n == NULL) {
+            empty++;
+        } else if (nbytes == sizeof(*n) && n->epoch == ns->epoch && !deliver(ns, n, called)) {
+            ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
+        }
+        free(message);
+    }
+}
+
+void dtr__notices_claim(dtr_group *group) {
+    dtr__notices *ns = notices_of(group->world);
+    dtr__queue called = { NULL, NULL };
+    pthread_mutex_lock(&ns->lock);
+    for (int i = 0; i < UNCLAIMED; i++) {
+        if (ns->unclaimed[i].uid == group->uid) {
+            deliver(ns, &ns->unclaimed[i], &called);
+            ns->unclaimed[i].uid = 0;
+        }
+    }
+    pthread_mutex_unlock(&ns->lock);
+    dtr__callbacks_run(&called);
+}
+
+/* ---- looking ---- */
+
+static bool due(dtr__notices *ns, int64_t now) {
+    int64_t looked = atomic_load(&ns->looked_ns);
+    return atomic_load(&ns->n_out) > 0 ||
+           (now - looked >= LOOK_EVERY_NS &&
+            atomic_compare_exchange_strong(&ns->looked_ns, &looked, now));
+}
+
+static void look(dtr__notices *ns, dtr__queue *called) {
+    if (!dtr__mpi_alive() || pthread_mutex_trylock(&ns->lock) != 0) {
+        return;
+    }
+    send_out(ns);
+    take_in(ns, called);
+    pthread_mutex_unlock(&ns->lock);
+}
+
+void dtr__notices_poll(dtr_world *world, dtr__queue *called) {
+    dtr__notices *ns = notices_of(world);
+    if (ns != NULL && due(ns, dtr__now_ns())) {
+        look(ns, called);
+    }
+}
+
+void dtr__notices_visit(dtr_world *world) {
+    dtr__notices_visit_at(world, dtr__now_ns());
+}
+
+void dtr__notices_visit_at(dtr_world *world, int64_t now_ns) {
+    dtr__notices *ns = notices_of(world);
+    if (ns != NULL && due(ns, now_ns)) {
+        dtr__notices_look(world);
+    }
+}
+
+void dtr__notices_look(dtr_world *world) {
+    dtr__notices *ns = notices_of(world);
+    dtr__queue called = { NULL, NULL };
+    if (ns == NULL || !dtr__mpi_alive() || !dtr__mpi_trylock(world)) {
+        return;
+    }
+    look(ns, &called);
+    dtr__mpi_unlock(world);
+    dtr__callbacks_run(&called);
+}

@@ -1,0 +1,14 @@
+/* News of broken groups: whoever breaks a group tells its other members, so that all end with the
+ * same error instead of each at its own deadline. */
+#ifndef DTR_NOTICE_H
+#define DTR_NOTICE_H
+
+#include "coll_internal.h"
+
+typedef struct dtr__notices dtr__notices;
+dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch); /* NULL: out of memory */
+void dtr__notices_free(dtr__notices *ns, bool mpi_alive);
+/* News of a group that had not been made here when they came. */
+void dtr__notices_claim(dtr_group *group);
+
+#endif /* DTR_NOTICE_H */

@@ -1,0 +1,355 @@
+/* Works: their memory, how they end, and the calls of dtr/work.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+enum { KEEP_FREE = 256 };
+
+/* ---- memory ---- */
+
+dtr__pool *dtr__pool_new(void) {
+    dtr__pool *pool = calloc(1, sizeof *pool);
+    if (pool != NULL) {
+        atomic_init(&pool->refs, 1);
+        pthread_mutex_init(&pool->lock, NULL);
+    }
+    return pool;
+}
+
+static void work_free(dtr_work *w) {
+    free(w->arrays);
+    free(w);
+}
+
+static void pool_unref(dtr__pool *pool) {
+    if (atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) == 1) {
+        pthread_mutex_destroy(&pool->lock);
+        dtr__error_copy_free(pool->broken);
+        free(pool);
+    }
+}
+
+void dtr__pool_close(dtr__pool *pool) {
+    pthread_mutex_lock(&pool->lock);
+    dtr_work *w = pool->free;
+    pool->free = NULL;
+    pool->closed = true;
+    pthread_mutex_unlock(&pool->lock);
+    while (w != NULL) {
+        dtr_work *next = w->next;
+        work_free(w);
+        w = next;
+    }
+    pool_unref(pool);
+}
+
+dtr_work *dtr__work_new(dtr__pool *pool, int refs) {
+    pthread_mutex_lock(&pool->lock);
+    dtr_work *w = pool->free;
+    if (w != NULL) {
+        pool->free = w->next;
+        pool->n_free--;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (w == NULL) {
+        w = calloc(1, sizeof *w);
+        if (w == NULL) {
+            return NULL;
+        }
+    }
+    w->magic = DTR__WORK_MAGIC;
+    w->pool = pool;
+    atomic_store_explicit(&w->refs, refs, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+    return w;
+}
+
+void dtr__work_unref(dtr_work *w) {
+    if (atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    dtr__pool *pool = w->pool;
+    if (w->error != NULL && w->error != pool->broken) {
+        dtr__error_copy_free(w->error);
+    }
+    w->error = NULL;
+    if (w->composite != NULL) {
+        w->composite->free(w->composite);
+        w->composite = NULL;
+    }
+    w->magic = 0;
+    pthread_mutex_lock(&pool->lock);
+    bool keep = !pool->closed && pool->n_free < KEEP_FREE;
+    if (keep) {
+        w->next = pool->free;
+        pool->free = w;
+        pool->n_free++;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (!keep) {
+        work_free(w);
+    }
+    pool_unref(pool);
+}
+
+static void *reserve(dtr_work *w, size_t nbytes) {
+    if (w->arrays_size < nbytes) {
+        void *p = realloc(w->arrays, nbytes);
+        if (p == NULL) {
+            return NULL;
+        }
+        w->arrays = p;
+        w->arrays_size = nbytes;
+    }
+    return w->arrays;
+}
+
+bool dtr__work_own_arrays(dtr_work *w, int size) {
+    dtr__call *c = &w->call;
+    size_t n = (size_t)size, counts = (c->in_counts != NULL) + (c->out_counts != NULL);
+    if (c->kind == DTR__K_BATCH) {
+        dtr_p2p *batch = reserve(w, c->n_batch * (sizeof *batch + sizeof(uint64_t)));
+        if (batch == NULL) {
+            return false;
+        }
+        c->batch = memcpy(batch, c->batch, c->n_batch * sizeof *batch);
+    } else if (counts > 0) {
+        size_t *own = reserve(w, counts * n * sizeof *own);
+        if (own == NULL) {
+            return false;
+        }
+        if (c->in_counts != NULL) {
+            c->in_counts = memcpy(own, c->in_counts, n * sizeof *own);
+            own += n;
+        }
+        if (c->out_counts != NULL) {
+            c->out_counts = memcpy(own, c->out_counts, n * sizeof *own);
+        }
+    }
+    return true;
+}
+
+/* ---- the end of a work ---- */
+
+void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called) {
+    dtr_group *g = w->group;
+    *(w->prev != NULL ? &w->prev->next : &g->works.head) = w->next;
+    *(w->next != NULL ? &w->next->prev : &g->works.tail) = w->prev;
+    if (s == DTR_OK && w->own_status != DTR_OK) {
+        s = w->own_status;
+    } else {
+        if (w->error != NULL) {
+            dtr__error_copy_free(w->error);
+        }
+        w->error = error;
+    }
+    w->status = s;
+    dtr__work_mark(w, s == DTR_OK ? DTR__REC_FINISHED : DTR__REC_FAILED, s);
+    atomic_store_explicit(&w->ended, 1, memory_order_release);
+    if (w->callbacks != NULL) {
+        atomic_fetch_add_explicit(&w->refs, 1, memory_order_relaxed);
+        w->next = NULL;
+        *(called->tail != NULL ? &called->tail->next : &called->head) = w;
+        called->tail = w;
+        return;
+    }
+    bool counted = !w->inline_call;
+    atomic_store_explicit(&w->done, 1, memory_order_release); /* the handle may be released now */
+    if (counted) {
+        atomic_fetch_sub_explicit(&g->open_works, 1, memory_order_release);
+    }
+}
+
+bool dtr__work_end(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called) {
+    dtr_group *g = w->group;
+    pthread_mutex_lock(&g->queue_lock);
+    bool mine = !atomic_load_explicit(&w->ended, memory_order_relaxed);
+    if (mine) {
+        dtr__work_end_locked(w, s, error, called);
+    }
+    pthread_mutex_unlock(&g->queue_lock);
+    if (!mine && error != NULL && error != w->pool->broken) {
+        dtr__error_copy_free(error);
+    }
+    return mine;
+}
+
+/* ---- callbacks ---- */
+
+/* The worlds whose callbacks this thread is inside, innermost first. */
+typedef struct inside {
+    const dtr_world *world;
+    struct inside *outer;
+} inside;
+static _Thread_local __attribute__((tls_model("initial-exec"))) inside *innermost;
+
+bool dtr__in_callback(const dtr_world *world) {
+    for (const inside *i = innermost; i != NULL; i = i->outer) {
+        if (i->world == world) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void call_back(dtr_work *w, void (*fn)(dtr_work *, dtr_status, void *), void *arg) {
+    inside here = { w->world, innermost };
+    innermost = &here;
+    fn(w, w->status, arg);
+    innermost = here.outer;
+}
+
+void dtr__callbacks_run(const dtr__queue *called) {
+    for (dtr_work *w = called->head, *following; w != NULL; w = following) {
+        dtr_group *g = w->group;
+        following = w->next;
+        for (dtr__callback *c = w->callbacks, *next; c != NULL; c = next) {
+            next = c->next;
+            call_back(w, c->fn, c->arg);
+            free(c);
+        }
+        w->callbacks = NULL;
+        atomic_store_explicit(&w->done, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&g->open_works, 1, memory_order_release);
+        dtr__work_unref(w);
+    }
+}
+
+/* ---- dtr/work.h ---- */
+
+static dtr_status check_handle(const dtr_work *w, const char *entry) {
+    DTR_REQUIRE(w->magic == DTR__WORK_MAGIC, NULL, DTR_ERR_ARG,
+                "%s: the handle is no work, or has been released", entry);
+    return DTR_OK;
+}
+
+dtr_status dtr__work_result(const dtr_work *w) {
+    return w->status < 0 ? dtr__error_restore(w->error, w->status) : w->status;
+}
+
+static bool is_done(const dtr_work *w) {
+    return atomic_load_explicit(&w->done, memory_order_acquire) != 0;
+}
+
+/* Inside a callback of the work itself the status is final, though not all callbacks have run. */
+static bool is_final(const dtr_work *w) {
+    return is_done(w) || (dtr__in_callback(w->world) &&
+                          atomic_load_explicit(&w->ended, memory_order_acquire) != 0);
+}
+
+/* A work handed out by a coalescing scope stands for the whole scope and begins with its end. */
+static dtr_status check_recorded(const dtr_work *w, const char *entry) {
+    if (atomic_load_explicit(&w->recording, memory_order_acquire) == 0) {
+        return DTR_OK;
+    }
+    dtr__error_context ctx = { w->world, "coalesced", w->group->name };
+    return DTR_FAIL(&ctx, DTR_ERR_STATE,
+                    "%s: the work belongs to a coalescing scope of group '%s' that is still open; "
+                    "call dtr_coalesce_end first",
+                    entry, w->group->name);
+}
+
+static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
+    if (w == NULL) {
+        return DTR_OK;
+    }
+    DTR_TRY(check_handle(w, entry));
+    DTR_REQUIRE(
+        !isnan(timeout_s), NULL, DTR_ERR_ARG,
+        "%s: timeout_s is not a number; give seconds, 0 to look only, or a negative value for "
+        "the operation's own limit",
+        entry);
+    if (is_final(w)) {
+        return dtr__work_result(w);
+    }
+    DTR_TRY(check_recorded(w, entry));
+    if (timeout_s == 0) {
+        dtr__group_try_pass(w->group);
+        return is_final(w) ? dtr__work_result(w) : DTR_IN_PROGRESS;
+    }
+    if (dtr__in_callback(w->world)) {
+        char title[256];
+        dtr__error_context ctx = dtr__work_context(w);
+        return DTR_FAIL(&ctx, DTR_ERR_STATE,
+                        "%s of %s inside a completion callback of the same world would block the "
+                        "thread that moves it; use dtr_work_test or another callback",
+                        entry, dtr__work_title(w, title, sizeof title));
+    }
+    if (timeout_s > 0) {
+        atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
+        atomic_store_explicit(&w->deadline, dtr__now() + timeout_s, memory_order_relaxed);
+    }
+    dtr__work_block(w);
+    return dtr__work_result(w);
+}
+
+dtr_status dtr_work_wait(dtr_work *work, double timeout_s) {
+    return wait(work, timeout_s, "dtr_work_wait");
+}
+
+dtr_status dtr_work_synchronize(dtr_work *work, double timeout_s) {
+    return wait(work, timeout_s, "dtr_work_synchronize");
+}
+
+dtr_status dtr_work_test(dtr_work *w, bool *done) {
+    DTR_REQUIRE(done != NULL, NULL, DTR_ERR_ARG, "dtr_work_test: done is NULL");
+    if (w == NULL) {
+        *done = true;
+        return DTR_OK;
+    }
+    DTR_TRY(check_handle(w, "dtr_work_test"));
+    if (!is_final(w)) {
+        DTR_TRY(check_recorded(w, "dtr_work_test"));
+        dtr__group_try_pass(w->group);
+    }
+    *done = is_final(w);
+    return *done ? dtr__work_result(w) : DTR_OK;
+}
+
+uint64_t dtr_work_seq(const dtr_work *w) {
+    return w != NULL && w->magic == DTR__WORK_MAGIC ? w->seq : 0;
+}
+
+int dtr_work_source(const dtr_work *w) {
+    bool received = w != NULL && w->magic == DTR__WORK_MAGIC && w->call.kind == DTR__K_RECV &&
+                    is_final(w) && w->status == DTR_OK;
+    return received ? atomic_load_explicit(&w->source, memory_order_relaxed) : -1;
+}
+
+dtr_status dtr_work_on_complete(dtr_work *w, void (*fn)(dtr_work *, dtr_status, void *),
+                                void *arg) {
+    DTR_REQUIRE(w != NULL, NULL, DTR_ERR_ARG, "dtr_work_on_complete: work is NULL");
+    DTR_REQUIRE(fn != NULL, NULL, DTR_ERR_ARG, "dtr_work_on_complete: fn is NULL");
+    DTR_TRY(check_handle(w, "dtr_work_on_complete"));
+    if (!is_done(w)) {
+        dtr__callback *c = malloc(sizeof *c);
+        DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM, "dtr_work_on_complete: out of memory");
+        *c = (dtr__callback){ NULL, fn, arg };
+        pthread_mutex_lock(&w->group->queue_lock);
+        bool open = !atomic_load_explicit(&w->ended, memory_order_relaxed);
+        if (open) {
+            dtr__callback **end = &w->callbacks;
+            while (*end != NULL) {
+                end = &(*end)->next;
+            }
+            *end = c;
+        }
+        pthread_mutex_unlock(&w->group->queue_lock);
+        if (open) {
+            return DTR_OK;
+        }
+        free(c);
+    }
+    call_back(w, fn, arg);
+    return DTR_OK;
+}
+
+dtr_status dtr_work_release(dtr_work *w) {
+    if (w != NULL) {
+        DTR_TRY(check_handle(w, "dtr_work_release"));
+        dtr__work_unref(w);
+    }
+    return DTR_OK;
+}

@@ -1,0 +1,64 @@
+/* Creating and destroying a world: the runtime's part, then the groups on top of it. */
+#include "groups.h"
+
+static dtr_status create(MPI_Comm comm, const dtr_world_options *o, dtr_world **world) {
+    if (world == NULL) { /* refused on all ranks together: nobody may be left waiting */
+        return dtr__world_open(comm, o, NULL);
+    }
+    dtr_world *w = NULL;
+    DTR_TRY(dtr__world_open(comm, o, &w));
+    dtr_status s = dtr__groups_open(w);
+    if (s < 0) {
+        dtr__error_copy *cause = dtr__error_save();
+        dtr__world_close(w);
+        s = dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+        return s;
+    }
+    *world = w;
+    return DTR_OK;
+}
+
+dtr_status dtr_world_create(const dtr_world_options *options, dtr_world **world) {
+    return create(MPI_COMM_NULL, options, world);
+}
+
+dtr_status dtr_world_create_from_comm(MPI_Comm comm, const dtr_world_options *options,
+                                      dtr_world **world) {
+    static const char entry[] = "dtr_world_create_from_comm";
+    dtr__error_context ctx = { .operation = entry };
+    int initialised = 0, finalised = 0;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    DTR_REQUIRE(initialised, &ctx, DTR_ERR_STATE,
+                "%s: MPI is not initialised, so there is no communicator to use; call MPI_Init "
+                "first, or dtr_world_create, which does",
+                entry);
+    DTR_REQUIRE(!finalised, &ctx, DTR_ERR_STATE,
+                "%s: MPI_Finalize has been called; MPI cannot be started again in this process",
+                entry);
+    DTR_REQUIRE(comm != MPI_COMM_NULL, &ctx, DTR_ERR_ARG,
+                "%s: comm is MPI_COMM_NULL; only the ranks of a communicator can make its world",
+                entry);
+    return create(comm, options, world);
+}
+
+dtr_status dtr_world_destroy(dtr_world *world) {
+    if (world == NULL) {
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__world_check(world));
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_destroy" };
+    DTR_REQUIRE(!dtr__in_callback(world), &ctx, DTR_ERR_STATE,
+                "dtr_world_destroy inside a completion callback of the same world would wait for "
+                "itself; call it from the program's own thread");
+    dtr__tenants_evict(world);
+    dtr_status s = dtr__groups_close(world, dtr__mpi_alive());
+    dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
+    DTR_KEEP_FIRST(s, dtr__world_close(world));
+    if (cause != NULL) {
+        s = dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+    }
+    return s;
+}
