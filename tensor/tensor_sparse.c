@@ -1,0 +1,210 @@
+/* Row-sparse allreduce: the public call, its checks, and handing it to the engine. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tensor_coll.h"
+#include "tensor_sparse.h"
+
+#define ENTRY "dtr_sparse_allreduce"
+
+typedef struct args {
+    dtr_tensor *indices, *values;
+    int64_t n_rows;
+    dtr_op op;
+    dtr_tensor **out_indices, **out_values;
+} args;
+
+/* ---- checks, in the order of dtr/coll.h ---- */
+
+static dtr_status check_pointers(const dtr__tensor_call *c, const args *a) {
+    DTR_TRY(dtr__tensor_check(a->indices, "indices"));
+    DTR_TRY(dtr__tensor_check(a->values, "values"));
+    if (a->out_indices == NULL || a->out_values == NULL) {
+        return DTR_REFUSE(c, DTR_ERR_ARG, "%s is NULL; it says where to put the result",
+                          a->out_indices == NULL ? "out_indices" : "out_values");
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_device_and_layout(const dtr__tensor_call *c, const dtr_tensor *t,
+                                          const char *name) {
+    if (t->device.type != DTR_CPU) {
+        return DTR_REFUSE(c, DTR_ERR_DEVICE,
+                          "%s is on a device, and the group has no backend for CUDA buffers", name);
+    }
+    if (!t->contiguous) {
+        return DTR_REFUSE(c, DTR_ERR_LAYOUT,
+                          "%s is not contiguous; call dtr_tensor_contiguous first", name);
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_types(const dtr__tensor_call *c, const args *a) {
+    if (a->indices->dtype != DTR_I64) {
+        return DTR_REFUSE(c, DTR_ERR_DTYPE, "indices is %s; row numbers are i64",
+                          dtr_dtype_name(a->indices->dtype));
+    }
+    if (a->op != DTR_SUM && a->op != DTR_AVG) {
+        return DTR_REFUSE(c, DTR_ERR_UNSUPPORTED,
+                          "op is %s; sparse rows can be summed and averaged", dtr__op_name(a->op));
+    }
+    if (!dtr_op_supports(a->op, a->values->dtype)) {
+        return DTR_REFUSE(c, DTR_ERR_DTYPE, "op %s is not defined for dtype %s",
+                          dtr__op_name(a->op), dtr_dtype_name(a->values->dtype));
+    }
+    return DTR_OK;
+}
+
+static dtr_status check_shapes(const dtr__tensor_call *c, const args *a) {
+    char text[DTR__SHAPE_TEXT];
+    const dtr_tensor *i = a->indices, *v = a->values;
+    if (i->ndim != 1) {
+        return DTR_REFUSE(c, DTR_ERR_SHAPE, "indices has shape %s; it must have one dimension",
+                          dtr__shape_text(i->ndim, i->shape, text));
+    }
+    if (v->ndim < 1 || v->shape[0] != i->shape[0]) {
+        return DTR_REFUSE(
+            c, DTR_ERR_SHAPE,
+            "values has shape %s; its dimension 0 must be the %lld entries of indices",
+            dtr__shape_text(v->ndim, v->shape, text), (long long)i->shape[0]);
+    }
+    if (a->n_rows < 0) {
+        return DTR_REFUSE(c, DTR_ERR_ARG,
+                          "n_rows is %lld; it is the number of rows of the dense tensor",
+                          (long long)a->n_rows);
+    }
+    const int64_t *row = (const int64_t *)(const void *)i->data;
+    for (size_t k = 0; k < i->numel; k++) {
+        if (row[k] < 0 || row[k] >= a->n_rows) {
+            return DTR_REFUSE(c, DTR_ERR_ARG, "indices[%zu] is %lld; row numbers are 0..%lld", k,
+                              (long long)row[k], (long long)a->n_rows - 1);
+        }
+    }
+    return DTR_OK;
+}
+
+/* Handle, scope and arguments; describes the call. */
+static dtr_status check(dtr__tensor_call *c, const args *a, bool blocking, dtr__call *call) {
+    dtr_group *g = c->group;
+    dtr__error_context ctx = { g->world, ENTRY, g->name };
+    DTR_TRY(dtr__scope_refuse(g, ENTRY));
+    DTR_REQUIRE(!blocking || !dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,
+                ENTRY
+                " on group '%s' blocks, and this thread is inside a completion callback of the "
+                "same world; ask for a work",
+                g->name);
+    /* Of the options only those that every operation has matter: checked like a barrier's. */
+    dtr__request r = { .kind = DTR__K_BARRIER,
+                       .options = c->r.options,
+                       .name = dtr__kind_name(DTR__K_SPARSE_ALLREDUCE) };
+    DTR_TRY(dtr__coll_check(g, &r, blocking, call));
+    if ((unsigned)a->op > DTR_PREMUL_SUM) {
+        return DTR_REFUSE(c, DTR_ERR_ARG, "op is %d, which is no dtr_op (0..%d)", (int)a->op,
+                          (int)DTR_PREMUL_SUM);
+    }
+    DTR_TRY(check_pointers(c, a));
+    DTR_TRY(check_device_and_layout(c, a->indices, "indices"));
+    DTR_TRY(check_device_and_layout(c, a->values, "values"));
+    DTR_TRY(check_types(c, a));
+    return check_shapes(c, a);
+}
+
+/* ---- issue ---- */
+
+static void describe(dtr__sparse_op *op, dtr_group *g, const args *a) {
+    const dtr_tensor *v = a->values;
+    *op = (dtr__sparse_op){ .group = g,
+                            .indices = (const int64_t *)(const void *)a->indices->data,
+                            .values = v->data,
+                            .dtype = v->dtype,
+                            .op = a->op,
+                            .row = 1,
+                            .out_indices = a->out_indices,
+                            .out_values = a->out_values };
+    op->own.nnz = v->shape[0];
+    op->own.op = a->op;
+    op->own.dtype = v->dtype;
+    op->own.n_rows = a->n_rows;
+    op->own.row_ndim = v->ndim - 1;
+    for (int d = 1; d < v->ndim; d++) {
+        op->own.row_shape[d - 1] = v->shape[d];
+        op->row *= (size_t)v->shape[d];
+    }
+}
+
+/* As every asynchronous call: the engine and the caller each have a reference. */
+static dtr_status start(dtr__tensor_call *t, const args *a, dtr__call *c, dtr_work **work) {
+    dtr_group *g = t->group;
+    dtr_work *w = NULL;
+    dtr__sparse_op asked;
+    dtr__request r = { .kind = DTR__K_SPARSE_ALLREDUCE };
+    describe(&asked, g, a);
+    dtr__call_site_take(c, t->r.return_address);
+    snprintf(asked.own.site, sizeof(asked.own.site), "%s", dtr__call_site_cached(c));
+    c->kind = DTR__K_SPARSE_ALLREDUCE;
+    c->dtype = a->values->dtype;
+    c->op = a->op;
+    c->in = a->values->data;
+    c->out = NULL;
+    c->in_count = a->values->numel;
+    c->out_count = 0;
+    c->fingerprint = dtr__mix(0, DTR__K_SPARSE_ALLREDUCE); /* the heads tell what must agree */
+    dtr__sparse_op *op = dtr__sparse_new(&asked);
+    if (op == NULL) {
+        return DTR_REFUSE(t, DTR_ERR_NOMEM, "out of memory for the operation");
+    }
+    dtr_status s = dtr__work_make(g, 2, &w);
+    if (s < 0) {
+        op->composite.free(&op->composite);
+        return s;
+    }
+    (void)dtr__work_describe(w, g, c, &r, 0, false); /* fails for calls with arrays only */
+    w->backend = &dtr__backend_sparse;
+    w->backend_state = NULL;
+    w->composite = &op->composite;
+    if (!dtr__work_admit(g, w, asked.own.site, false)) {
+        w->composite = NULL;
+        op->composite.free(&op->composite);
+        atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+        dtr__work_unref(w);
+        return dtr__group_broken(g);
+    }
+    *work = w;
+    dtr__work_hand_over(g, w);
+    return DTR_OK;
+}
+
+dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
+                                int64_t n_rows, dtr_op op, const dtr_coll_options *options,
+                                dtr_tensor **out_indices, dtr_tensor **out_values,
+                                dtr_work **work) {
+    dtr__tensor_call c = { .entry = ENTRY,
+                           .group = group,
+                           .r = { .options = options,
+                                  .return_address = __builtin_return_address(0) } };
+    args a = { indices, values, n_rows, op, out_indices, out_values };
+    dtr__call call;
+    dtr_work *own = NULL;
+    dtr_status s = dtr__group_check(group, ENTRY);
+    if (s == DTR_NOT_MEMBER && work != NULL) {
+        *work = NULL;
+    }
+    if (s == DTR_OK) {
+        s = dtr_group_status(group);
+    }
+    if (s == DTR_OK) {
+        s = check(&c, &a, work == NULL, &call);
+    }
+    if (s != DTR_OK) {
+        dtr__call_site_drop();
+        return s;
+    }
+    DTR_TRY(start(&c, &a, &call, work != NULL ? work : &own));
+    if (work != NULL) {
+        return DTR_OK;
+    }
+    dtr__work_block(own);
+    s = dtr__work_result(own);
+    dtr__work_unref(own);
+    return s;
+}

@@ -1,0 +1,50 @@
+/* One row-sparse allreduce: a work of its own whose parts gather what ranks have, then their rows.
+ */
+#ifndef DTR_TENSOR_SPARSE_H
+#define DTR_TENSOR_SPARSE_H
+
+#include "engine.h"
+#include "tensor_internal.h"
+
+/* What every rank tells the others first. All but nnz and site must be equal. */
+typedef struct dtr__sparse_head {
+    int64_t nnz, op, dtype, n_rows, row_ndim, row_shape[DTR_MAX_NDIM - 1];
+    char site[48];
+} dtr__sparse_head;
+
+typedef struct dtr__sparse_op {
+    dtr__composite composite;
+    dtr__finish finish; /* frees the rest when the transport may have touched it until the end */
+    dtr_group *group;
+    /* What was asked for; the caller's memory, as in every asynchronous call. */
+    const int64_t *indices;
+    const void *values;
+    dtr_dtype dtype;
+    dtr_op op;
+    size_t row; /* elements */
+    dtr__sparse_head own;
+    dtr_tensor **out_indices, **out_values;
+    /* Under way; progress lock. */
+    int stage;
+    bool complete; /* nothing touches its memory any more */
+    dtr__sparse_head *heads;
+    size_t *counts, *value_counts;
+    int64_t *all_indices;
+    char *all_values;
+    size_t total;
+    dtr_work *parts[2];
+    int n_parts, part; /* of this stage; the one under way */
+    dtr_tensor *result_indices, *result_values;
+} dtr__sparse_op;
+
+extern const dtr__backend dtr__backend_sparse;
+dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked); /* NULL: out of memory */
+
+/* Sum equal rows of a gathered list in the order of the list into two new tensors (tensor_merge.c).
+ * Averages are divided by `divisor`. */
+dtr_status dtr__sparse_merge(const int64_t *indices, const void *values, size_t n, size_t row,
+                             dtr_dtype dtype, dtr_op op, int divisor, int row_ndim,
+                             const int64_t *row_shape, dtr_tensor **out_indices,
+                             dtr_tensor **out_values);
+
+#endif /* DTR_TENSOR_SPARSE_H */

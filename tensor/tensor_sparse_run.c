@@ -1,0 +1,318 @@
+/* Running a row-sparse allreduce: every rank's head first, then all indices and rows to everybody,
+ * who sum them alike. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensor_sparse.h"
+
+enum { HEAD_WORDS = sizeof(dtr__sparse_head) / sizeof(int64_t), N_FIELDS = 5 };
+
+/* ---- memory ---- */
+
+static void free_parts(dtr__sparse_op *op) {
+    for (int i = 0; i < op->n_parts; i++) {
+        dtr__work_unref(op->parts[i]);
+    }
+    op->n_parts = op->part = 0;
+}
+
+static void free_op(dtr__composite *self) {
+    dtr__sparse_op *op = (dtr__sparse_op *)self;
+    free_parts(op);
+    dtr_tensor_release(op->result_indices);
+    dtr_tensor_release(op->result_values);
+    free(op->heads);
+    free(op->counts);
+    free(op->all_indices);
+    free(op->all_values);
+    free(op);
+}
+
+static dtr_status free_late(dtr__finish *finish, dtr_status status) {
+    free_op((dtr__composite *)((char *)finish - offsetof(dtr__sparse_op, finish)));
+    return status;
+}
+
+static void keep_late(dtr_group *g, dtr_work *whole) {
+    dtr__sparse_op *op = (dtr__sparse_op *)whole->composite;
+    if (op->complete) {
+        return;
+    }
+    op->finish = (dtr__finish){ .fn = free_late, .next = g->late };
+    g->late = &op->finish;
+    whole->composite = NULL;
+}
+
+dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked) {
+    dtr__sparse_op *op = malloc(sizeof(*op));
+    size_t n = (size_t)asked->group->size;
+    if (op == NULL) {
+        return NULL;
+    }
+    *op = *asked;
+    op->composite = (dtr__composite){ NULL, keep_late, free_op };
+    op->heads = calloc(n, sizeof(op->heads[0]));
+    op->counts = calloc(2 * n, sizeof(op->counts[0]));
+    op->value_counts = op->counts != NULL ? op->counts + n : NULL;
+    if (op->heads == NULL || op->counts == NULL) {
+        free_op(&op->composite);
+        return NULL;
+    }
+    return op;
+}
+
+/* ---- parts ---- */
+
+static dtr_status add_part(const dtr_work *whole, dtr__sparse_op *op, dtr__call *c) {
+    const dtr__call *site = &whole->call;
+    c->root = -1;
+    c->tag = -1;
+    c->premul = 1;
+    c->timeout_s = site->timeout_s;
+    c->file = site->file;
+    c->line = site->line;
+    c->return_address = site->return_address;
+    memcpy(c->label, site->label, sizeof(c->label));
+    c->fingerprint = dtr__mix(site->fingerprint, 16 * (uint64_t)op->stage + (uint64_t)op->n_parts);
+    dtr_work *part = NULL;
+    DTR_TRY(dtr__part_make(op->group, c, &part));
+    part->seq = whole->seq;
+    part->issue = whole->issue;
+    op->parts[op->n_parts++] = part;
+    return DTR_OK;
+}
+
+static dtr_status gather_heads(const dtr_work *whole, dtr__sparse_op *op) {
+    dtr__call c = { .kind = DTR__K_ALLGATHER,
+                    .dtype = DTR_I64,
+                    .in = &op->own,
+                    .out = op->heads,
+                    .in_count = HEAD_WORDS,
+                    .out_count = HEAD_WORDS * (size_t)op->group->size };
+    return add_part(whole, op, &c);
+}
+
+/* ---- do all mean the same? ---- */
+
+static void print_field(const dtr__sparse_head *h, int field, char *text, size_t cap) {
+    char shape[DTR__SHAPE_TEXT];
+    switch (field) {
+    case 0:
+        snprintf(text, cap, "op %s", dtr__op_name((dtr_op)h->op));
+        break;
+    case 1:
+        snprintf(text, cap, "dtype %s", dtr_dtype_name((dtr_dtype)h->dtype));
+        break;
+    case 2:
+        snprintf(text, cap, "n_rows %" PRId64, h->n_rows);
+        break;
+    default:
+        snprintf(text, cap, "rows of shape %s",
+                 dtr__shape_text((int)h->row_ndim, h->row_shape, shape));
+        break;
+    }
+}
+
+static bool same_field(const dtr__sparse_head *a, const dtr__sparse_head *b, int field) {
+    switch (field) {
+    case 0:
+        return a->op == b->op;
+    case 1:
+        return a->dtype == b->dtype;
+    case 2:
+        return a->n_rows == b->n_rows;
+    default:
+        return a->row_ndim == b->row_ndim &&
+               memcmp(a->row_shape, b->row_shape, sizeof(a->row_shape)) == 0;
+    }
+}
+
+/* The rank whose value most ranks have; of several the lowest. */
+static int majority(const dtr__sparse_head *h, int n, int field) {
+    int best = 0, votes = 0;
+    for (int i = 0; i < n; i++) {
+        int same = 0;
+        for (int j = 0; j < n; j++) {
+            same += same_field(&h[i], &h[j], field);
+        }
+        if (same > votes) {
+            best = i;
+            votes = same;
+        }
+    }
+    return best;
+}
+
+static dtr_status mismatch(const dtr_work *whole, const dtr__sparse_op *op, int field, int most) {
+    char title[256], good[128], bad[128], list[256] = "";
+    const dtr__sparse_head *h = op->heads;
+    int first = -1;
+    size_t at = 0;
+    for (int i = 0; i < op->group->size && at < sizeof(list) - 128 - 16; i++) {
+        if (!same_field(&h[i], &h[most], field)) {
+            print_field(&h[i], field, bad, sizeof(bad));
+            at += (size_t)snprintf(list + at, sizeof(list) - at, "%srank %d %s",
+                                   first < 0 ? "" : ", ", i, bad);
+            first = first < 0 ? i : first;
+        }
+    }
+    print_field(&h[most], field, good, sizeof(good));
+    dtr__error_context ctx = dtr__work_context(whole);
+    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
+                    "%s: most ranks give %s (called at %.47s), but %s (called at %.47s)",
+                    dtr__work_title(whole, title, sizeof(title)), good, h[most].site, list,
+                    h[first].site);
+}
+
+static dtr_status compare_heads(const dtr_work *whole, const dtr__sparse_op *op) {
+    int n = op->group->size;
+    for (int field = 0; field < 4; field++) {
+        for (int i = 1; i < n; i++) {
+            if (!same_field(&op->heads[0], &op->heads[i], field)) {
+                return mismatch(whole, op, field, majority(op->heads, n, field));
+            }
+        }
+    }
+    return DTR_OK;
+}
+
+/* ---- rows ---- */
+
+static dtr_status no_memory(const dtr_work *whole, const dtr__sparse_op *op) {
+    char title[256];
+    dtr__error_context ctx = dtr__work_context(whole);
+    return DTR_FAIL(&ctx, DTR_ERR_NOMEM,
+                    "%s: out of memory for %zu rows of %zu elements from all ranks",
+                    dtr__work_title(whole, title, sizeof(title)), op->total, op->row);
+}
+
+static dtr_status gather_rows(const dtr_work *whole, dtr__sparse_op *op) {
+    DTR_TRY(compare_heads(whole, op));
+    size_t size = dtr_dtype_size(op->dtype), elements = 0, nbytes = 0;
+    bool over = false;
+    for (int i = 0; i < op->group->size; i++) {
+        size_t nnz = (size_t)op->heads[i].nnz;
+        op->counts[i] = nnz;
+        over = over || __builtin_add_overflow(op->total, nnz, &op->total) ||
+               __builtin_mul_overflow(nnz, op->row, &op->value_counts[i]) ||
+               __builtin_mul_overflow(op->total, op->row, &elements) ||
+               __builtin_mul_overflow(elements, size, &nbytes) ||
+               op->total > PTRDIFF_MAX / sizeof(int64_t) || nbytes > PTRDIFF_MAX;
+    }
+    if (op->total == 0 && !over) {
+        return DTR_OK;
+    }
+    op->all_indices = over ? NULL : malloc(op->total * sizeof(int64_t));
+    op->all_values = over ? NULL : malloc(nbytes + 1);
+    if (op->all_indices == NULL || op->all_values == NULL) {
+        return no_memory(whole, op);
+    }
+    size_t nnz = (size_t)op->own.nnz;
+    dtr__call c = { .kind = DTR__K_ALLGATHERV,
+                    .dtype = DTR_I64,
+                    .in = op->indices,
+                    .out = op->all_indices,
+                    .in_count = nnz,
+                    .out_count = op->total,
+                    .out_counts = op->counts };
+    DTR_TRY(add_part(whole, op, &c));
+    if (elements == 0) {
+        return DTR_OK;
+    }
+    c = (dtr__call){ .kind = DTR__K_ALLGATHERV,
+                     .dtype = op->dtype,
+                     .in = op->values,
+                     .out = op->all_values,
+                     .in_count = nnz * op->row,
+                     .out_count = elements,
+                     .out_counts = op->value_counts };
+    return add_part(whole, op, &c);
+}
+
+/* The handles are written before the work ends, and not when it has failed already. */
+static void deliver(dtr_work *whole, dtr__sparse_op *op) {
+    pthread_mutex_lock(&op->group->queue_lock);
+    if (!atomic_load_explicit(&whole->ended, memory_order_relaxed) && whole->own_status == DTR_OK) {
+        *op->out_indices = op->result_indices;
+        *op->out_values = op->result_values;
+        op->result_indices = op->result_values = NULL;
+    }
+    pthread_mutex_unlock(&op->group->queue_lock);
+}
+
+static dtr_status next_stage(dtr_work *whole, dtr__sparse_op *op, bool *done) {
+    free_parts(op);
+    switch (op->stage++) {
+    case 0:
+        return gather_heads(whole, op);
+    case 1:
+        return gather_rows(whole, op);
+    default:
+        DTR_TRY(dtr__sparse_merge(op->all_indices, op->all_values, op->total, op->row, op->dtype,
+                                  op->op, op->group->size, (int)op->own.row_ndim, op->own.row_shape,
+                                  &op->result_indices, &op->result_values));
+        deliver(whole, op);
+        *done = true;
+        return DTR_OK;
+    }
+}
+
+/* ---- backend ---- */
+
+static dtr_status move(dtr_group *g, dtr_work *whole, dtr__sparse_op *op, bool *done) {
+    while (!*done) {
+        while (op->part < op->n_parts) {
+            bool part_done = false;
+            dtr_work *part = op->parts[op->part];
+            DTR_TRY(dtr__part_move(g, whole, part, &part_done));
+            if (!part_done) {
+                return DTR_OK;
+            }
+            atomic_store_explicit(&part->ended, 1, memory_order_relaxed);
+            op->part++;
+        }
+        DTR_TRY(next_stage(whole, op, done));
+    }
+    return DTR_OK;
+}
+
+static void cancel(dtr_group *g, void *state, dtr_work *whole) {
+    dtr__sparse_op *op = (dtr__sparse_op *)whole->composite;
+    (void)state;
+    for (int i = 0; op != NULL && i < op->n_parts; i++) {
+        dtr__part_cancel(g, op->parts[i]);
+    }
+}
+
+static dtr_status progress(dtr_group *g, void *state, dtr_work *whole, bool *done) {
+    dtr__sparse_op *op = (dtr__sparse_op *)whole->composite;
+    dtr_status s = move(g, whole, op, done);
+    if (s < 0) {
+        dtr__error_copy *cause = dtr__error_save();
+        cancel(g, state, whole);
+        (void)dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+        *done = false;
+    } else if (*done) {
+        op->complete = true;
+    }
+    return s;
+}
+
+static const char *waits_for(dtr_group *g, void *state, dtr_work *whole, char *text, size_t cap) {
+    const dtr__sparse_op *op = (const dtr__sparse_op *)whole->composite;
+    (void)state;
+    if (op == NULL || op->part >= op->n_parts) {
+        return "";
+    }
+    return dtr__part_waits_for(g, op->parts[op->part], false, text, cap);
+}
+
+const dtr__backend dtr__backend_sparse = { .name = "sparse",
+                                           .device = DTR_CPU,
+                                           .start = progress,
+                                           .progress = progress,
+                                           .cancel = cancel,
+                                           .waits_for = waits_for };
