@@ -1,0 +1,227 @@
+/* The backward pass: gradients become ready on any thread, complete buckets start to travel in
+ * index order. Nothing here waits for communication, and in the steady state nothing allocates. */
+#include "ddp_internal.h"
+#include "kernels/kernels.h"
+
+static const char entry[] = "dtr_ddp_grad_ready";
+
+/* ---- launching ---- */
+
+uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part) {
+    return (uint64_t)ddp->id << 48 | (ddp->iteration & UINT32_MAX) << 16 | (part & 0xffff);
+}
+
+dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
+                          dtr_work **work) {
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.timeout_s = ddp->set.timeout_s;
+    o.label = label;
+    r->options = &o;
+    r->return_address = __builtin_return_address(0);
+    r->tag_word = dtr__ddp_tag(ddp, part);
+    return dtr__coll_issue(ddp->group, r, work);
+}
+
+static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    if (ddp->hook.fn != NULL) {
+        b->launched_ns = dtr__now_ns();
+        dtr__ddp_hook_launch(ddp, b);
+        return DTR_OK;
+    }
+    dtr_buffer buffer = dtr_cpu(b->data, b->count, b->plan->dtype);
+    dtr__request r = {
+        .kind = DTR__K_ALLREDUCE,
+        .op = ddp->set.flags & DTR_DDP_SUM ? DTR_SUM : DTR_AVG,
+        .divisor = ddp->divisor,
+        .root = -1,
+        .in = buffer,
+        .out = buffer,
+        .finish = &b->finish,
+    };
+    b->launched_ns = dtr__now_ns();
+    DTR_TRY(dtr__ddp_issue(ddp, &r, b->label, b->index, &b->work));
+    dtr__ddp_step_follow(ddp, b->work);
+    return DTR_OK;
+}
+
+/* How far buckets may travel before backward_end: the carrier of the verdict waits for it; a hook
+ * carries none, but has to be set up first. */
+static size_t early_buckets(const dtr_ddp *ddp) {
+    if (ddp->mode == DTR__MODE_LEARN || ddp->mode == DTR__MODE_LATE) {
+        return 0;
+    }
+    return ddp->hook.fn == NULL ? ddp->carrier : ddp->hook.ready ? ddp->n_buckets : 0;
+}
+
+void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
+    if (ddp->carrier == DTR__NONE || (ddp->size == 1 && ddp->hook.fn == NULL)) {
+        return;
+    }
+    size_t stop = all ? ddp->n_buckets : early_buckets(ddp);
+    pthread_mutex_lock(&ddp->launch_lock);
+    while (ddp->next < stop && ddp->launch_status == DTR_OK &&
+           (all || atomic_load(&ddp->buckets[ddp->next].pending) == 0)) {
+        dtr_status s = launch_bucket(ddp, &ddp->buckets[ddp->next]);
+        if (s < 0) {
+            ddp->launch_status = s;
+            ddp->launch_error = dtr__error_save();
+        } else {
+            ddp->next++;
+        }
+    }
+    pthread_mutex_unlock(&ddp->launch_lock);
+}
+
+/* ---- one gradient ---- */
+
+/* The gradient exists and is in its slot. */
+dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    dtr_tensor *grad;
+    dtr_status s = dtr__ddp_grad_get(ddp, i, &grad);
+    if (s < 0) {
+        dtr__ddp_fill_zero(p);
+        dtr__ddp_note_last(ddp, s, i);
+        return s;
+    }
+    dtr__ddp_copy_in(p);
+    if (ddp->set.flags & DTR_DDP_CHECK_NAN) {
+        size_t at = dtr__find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
+        if (at < p->slot->numel) {
+            dtr__ddp_note(ddp, DTR_ERR_NAN, i,
+                          "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
+                          "in memory order)",
+                          p->name, i, ddp->rank, at);
+        }
+    }
+    return DTR_OK;
+}
+
+static void count_ready(dtr_ddp *ddp, dtr__ddp_param *p) {
+    if (atomic_fetch_sub_explicit(&ddp->buckets[p->bucket].pending, 1, memory_order_acq_rel) == 1) {
+        dtr__ddp_launch(ddp, false);
+    }
+}
+
+static void mark_used(dtr_ddp *ddp, dtr__ddp_param *p) {
+    uint64_t stamp = atomic_fetch_add_explicit(&ddp->stamps, 1, memory_order_relaxed) + 1;
+    atomic_store_explicit(&p->stamp, stamp, memory_order_relaxed);
+    atomic_store_explicit(&p->used, true, memory_order_relaxed);
+    atomic_store_explicit(&p->defined, true, memory_order_relaxed);
+}
+
+static dtr_status not_open(dtr_ddp *ddp, size_t i, uint32_t mark) {
+    const dtr__ddp_param *p = &ddp->params[i];
+    if (mark == DTR__MARK_LISTED) {
+        return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                             "parameter '%s' (%zu) became ready on rank %d, although it was listed "
+                             "as unused at dtr_ddp_forward_end; take it out of that list",
+                             p->name, i, ddp->rank);
+    }
+    return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                         "parameter '%s' (%zu) became ready twice on rank %d in one iteration; "
+                         "report it once, when its gradient is final, or set static_graph",
+                         p->name, i, ddp->rank);
+}
+
+static dtr_status ready_once(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    uint32_t mark = DTR__MARK_OPEN;
+    if (!atomic_compare_exchange_strong(&p->mark, &mark, DTR__MARK_READY)) {
+        return not_open(ddp, i, mark);
+    }
+    dtr_status s = dtr__ddp_put(ddp, i);
+    mark_used(ddp, p);
+    count_ready(ddp, p);
+    return s;
+}
+
+/* static_graph after the first iteration: the learned number of calls, the last one counts. */
+static dtr_status ready_counted(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    uint32_t calls = atomic_fetch_add(&p->calls, 1) + 1;
+    if (calls > p->learned) {
+        return dtr__ddp_note(ddp, DTR_ERR_GRAPH, i,
+                             "parameter '%s' (%zu) was reported %u times on rank %d, but %u times "
+                             "in the first iteration: with static_graph that must not change",
+                             p->name, i, (unsigned)calls, ddp->rank, (unsigned)p->learned);
+    }
+    if (calls < p->learned) {
+        return DTR_OK;
+    }
+    dtr_status s = dtr__ddp_put(ddp, i);
+    mark_used(ddp, p);
+    atomic_store(&p->mark, DTR__MARK_READY);
+    count_ready(ddp, p);
+    return s;
+}
+
+static dtr_status ready(dtr_ddp *ddp, size_t i, int state) {
+    dtr__ddp_param *p = &ddp->params[i];
+    if (state == DTR__DDP_LOCAL) {
+        atomic_store(&p->used, true);
+        atomic_store(&p->defined, true);
+        return DTR_OK;
+    }
+    if (ddp->mode == DTR__MODE_LEARN || ddp->mode == DTR__MODE_LATE) {
+        atomic_fetch_add(&p->calls, 1);
+        mark_used(ddp, p);
+        return DTR_OK;
+    }
+    return ddp->mode == DTR__MODE_STATIC ? ready_counted(ddp, i) : ready_once(ddp, i);
+}
+
+/* ---- the call ---- */
+
+/* M1. A shared parameter stands for its first entry. */
+dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i) {
+    dtr__error_context ctx = { .world = ddp->world, .operation = where, .group = ddp->group->name };
+    if (*i >= ddp->n) {
+        return dtr__ddp_failed(ddp, DTR_FAIL(&ctx, DTR_ERR_ARG,
+                                             "%s: there is no parameter %zu, the module has %zu",
+                                             where, *i, ddp->n));
+    }
+    size_t first = ddp->params[*i].same_as;
+    if (!ddp->params[first].trainable) {
+        return dtr__ddp_failed(
+            ddp, DTR_FAIL(&ctx, DTR_ERR_ARG, "%s: parameter '%s' (%zu) is %s and has no gradient",
+                          where, ddp->params[*i].name, *i,
+                          ddp->params[*i].flags & DTR_PARAM_IGNORED ? "ignored" : "frozen"));
+    }
+    *i = first;
+    return DTR_OK;
+}
+
+/* Counts the caller in while the backward pass is open; opens it when it is not. */
+static dtr_status enter(dtr_ddp *ddp, int *state) {
+    for (;;) {
+        atomic_fetch_add(&ddp->inside, 1);
+        *state = atomic_load(&ddp->state);
+        if (*state == DTR__DDP_REDUCING || *state == DTR__DDP_LOCAL) {
+            return DTR_OK;
+        }
+        atomic_fetch_sub(&ddp->inside, 1);
+        pthread_mutex_lock(&ddp->lock);
+        int now = atomic_load(&ddp->state);
+        dtr_status s = now == DTR__DDP_REDUCING || now == DTR__DDP_LOCAL
+                           ? DTR_OK
+                           : dtr__ddp_open_backward(ddp, entry);
+        pthread_mutex_unlock(&ddp->lock);
+        DTR_TRY(s);
+        dtr__ddp_launch(ddp, false); /* buckets of nothing but unused parameters */
+    }
+}
+
+dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
+    (void)stream; /* host memory is ready when the call is made */
+    DTR_TRY(dtr__ddp_check(ddp, entry));
+    DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
+    int state;
+    DTR_TRY(enter(ddp, &state));
+    dtr_status s = ready(ddp, i, state);
+    if (state == DTR__DDP_REDUCING && !dtr__progress_has_thread(ddp->world)) {
+        dtr__progress_poll_all(ddp->world);
+    }
+    atomic_fetch_sub(&ddp->inside, 1);
+    return s;
+}

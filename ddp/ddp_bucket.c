@@ -1,0 +1,322 @@
+/* Bucket memory and the slots in it, the gradients that look into it, and the copies between the
+ * two. */
+#include <stdlib.h>
+
+#include "ddp_internal.h"
+#include "kernels/kernels.h"
+
+/* ---- slots ---- */
+
+/* Strides of a gradient in its slot: the value's when its elements lie without gaps, else
+ * row-major. */
+static void dense_strides(const dtr_tensor *t, int64_t *strides) {
+    bool taken[DTR_MAX_NDIM] = { false };
+    int64_t expect = 1;
+    if (t->numel == 0) {
+        dtr__shape_strides(t->ndim, t->shape, strides);
+        return;
+    }
+    memcpy(strides, t->strides, sizeof t->strides);
+    for (int k = 0; k < t->ndim; k++) {
+        int found = -1;
+        for (int d = 0; d < t->ndim && found < 0; d++) {
+            found = !taken[d] && (t->shape[d] == 1 || t->strides[d] == expect) ? d : -1;
+        }
+        if (found < 0) {
+            dtr__shape_strides(t->ndim, t->shape, strides);
+            return;
+        }
+        taken[found] = true;
+        expect *= t->shape[found];
+    }
+}
+
+static bool same_strides(const dtr_tensor *a, const dtr_tensor *b) {
+    for (int d = 0; d < a->ndim && a->numel > 0; d++) {
+        if (a->shape[d] > 1 && a->strides[d] != b->strides[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static dtr_status slot_make(const dtr__ddp_param *p, const dtr_tensor *memory, size_t offset,
+                            dtr_tensor **slot) {
+    int64_t strides[DTR_MAX_NDIM];
+    dense_strides(p->value, strides);
+    return dtr__tensor_view(memory, (ptrdiff_t)(offset / dtr_dtype_size(memory->dtype)),
+                            p->value->ndim, p->value->shape, strides, slot);
+}
+
+/* ---- memory of one bucket ---- */
+
+/* Node-shared where the node can, so that an allreduce needs no copy; else plain. */
+static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    const dtr_device cpu = { DTR_CPU, 0 };
+    size_t size = dtr_dtype_size(b->plan->dtype);
+    int64_t count = (int64_t)b->count;
+    dtr_status s =
+        dtr_tensor_empty(ddp->world, b->plan->dtype, cpu, DTR_MEM_SHARED, 1, &count, &b->memory);
+    if (s < 0) {
+        dtr__ddp_warn(ddp, DTR__WARN_MEMORY,
+                      "no node-shared memory for the gradients (%s); plain memory is used, and "
+                      "every reduction costs extra copies",
+                      dtr_last_error_message());
+        DTR_TRY(dtr_tensor_empty(ddp->world, b->plan->dtype, cpu, DTR_MEM_DEFAULT, 1, &count,
+                                 &b->memory));
+    }
+    b->data = b->memory->data;
+    if (b->count > 0) {
+        memset(b->data, 0, b->count * size);
+    }
+    return DTR_OK;
+}
+
+/* Called by the engine when the operation has ended and nothing touches the bucket any more. */
+static dtr_status bucket_finished(dtr__finish *self, dtr_status status) {
+    dtr_ddp_bucket *b = (dtr_ddp_bucket *)self;
+    if (status == DTR_OK) {
+        atomic_store(&b->finished_ns, dtr__now_ns());
+    }
+    return status;
+}
+
+static dtr_status bucket_make(dtr_ddp *ddp, const dtr_plan *plan, size_t index, bool carrier,
+                              dtr_ddp_bucket *b) {
+    b->finish.fn = bucket_finished;
+    b->ddp = ddp;
+    b->index = index;
+    b->plan = &plan->buckets[index];
+    b->pending = b->plan->n_slots;
+    b->count = (b->plan->nbytes + (carrier ? DTR__PLAN_ALIGN : 0)) / dtr_dtype_size(b->plan->dtype);
+    for (size_t k = 0; k < b->plan->n_slots; k++) {
+        b->nbytes += b->plan->slots[k].nbytes;
+    }
+    return bucket_memory(ddp, b);
+}
+
+/* ---- a layout ---- */
+
+/* Handles that switching to the layout needs, so that switching cannot fail: in view mode the
+ * gradient's own, or one that remembers the caller's memory. */
+static dtr_status make_handles(dtr_ddp *ddp, dtr__ddp_layout *l, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    dtr_tensor *grad = atomic_load(&p->grad), *slot = l->slots[i];
+    if (ddp->set.view && grad == NULL) {
+        return dtr__tensor_view(slot, 0, slot->ndim, slot->shape, slot->strides, &l->grads[i]);
+    }
+    if (ddp->set.view && p->grad_given && p->parked == NULL) {
+        return dtr__tensor_view(grad, 0, grad->ndim, grad->shape, grad->strides, &l->parked[i]);
+    }
+    return DTR_OK;
+}
+
+static dtr_status fill_layout(dtr_ddp *ddp, dtr__ddp_layout *l) {
+    l->buckets = calloc(l->n_buckets + 1, sizeof *l->buckets);
+    l->slots = calloc(ddp->n + 1, sizeof(dtr_tensor *));
+    l->grads = calloc(ddp->n + 1, sizeof(dtr_tensor *));
+    l->parked = calloc(ddp->n + 1, sizeof(dtr_tensor *));
+    DTR_REQUIRE(l->buckets != NULL && l->slots != NULL && l->grads != NULL && l->parked != NULL,
+                NULL, DTR_ERR_NOMEM, "no memory for %zu gradient buckets", l->n_buckets);
+    for (size_t b = 0; b < l->n_buckets; b++) {
+        dtr_ddp_bucket *k = &l->buckets[b];
+        DTR_TRY(bucket_make(ddp, l->plan, b, b == l->carrier, k));
+        for (size_t s = 0; s < k->plan->n_slots; s++) {
+            size_t i = k->plan->slots[s].param;
+            DTR_TRY(slot_make(&ddp->params[i], k->memory, k->plan->slots[s].offset, &l->slots[i]));
+            DTR_TRY(make_handles(ddp, l, i));
+        }
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan, dtr__ddp_layout *l) {
+    *l = (dtr__ddp_layout){ .plan = plan, .n = ddp->n, .n_buckets = plan->n_buckets };
+    /* In the reference mode no bucket travels as a whole. */
+    l->carrier = (ddp->set.flags & DTR_DDP_PER_PARAM) == 0 && plan->n_buckets > 0
+                     ? plan->n_buckets - 1
+                     : DTR__NONE;
+    dtr_status s = fill_layout(ddp, l);
+    if (s < 0) {
+        dtr__error_copy *cause = dtr__error_save();
+        dtr__ddp_layout_free(l);
+        s = dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+    }
+    return s;
+}
+
+static void free_handles(dtr_tensor **list, size_t n) {
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        dtr_tensor_release(list[i]);
+    }
+    free(list);
+}
+
+static void free_buckets(dtr_ddp_bucket *buckets, size_t n) {
+    for (size_t b = 0; buckets != NULL && b < n; b++) {
+        dtr__ddp_hook_bucket_free(&buckets[b]);
+        dtr_tensor_release(buckets[b].memory);
+    }
+    free(buckets);
+}
+
+void dtr__ddp_layout_free(dtr__ddp_layout *l) {
+    free_handles(l->slots, l->n);
+    free_handles(l->grads, l->n);
+    free_handles(l->parked, l->n);
+    free_buckets(l->buckets, l->n_buckets);
+    dtr_plan_free(l->plan);
+    *l = (dtr__ddp_layout){ 0 };
+}
+
+/* ---- switching ---- */
+
+void dtr__ddp_label_buckets(dtr_ddp *ddp) {
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        snprintf(ddp->buckets[b].label, sizeof ddp->buckets[b].label, "ddp%u.bucket%zu", ddp->id,
+                 b);
+    }
+}
+
+static dtr_tensor *take(dtr_tensor **from) {
+    dtr_tensor *t = *from;
+    *from = NULL;
+    return t;
+}
+
+static void move_param(dtr_ddp *ddp, dtr__ddp_layout *l, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    dtr_tensor *slot = take(&l->slots[i]), *grad = atomic_load(&p->grad);
+    if (ddp->set.view && slot != NULL) {
+        if (grad == NULL) {
+            grad = take(&l->grads[i]);
+            atomic_store(&p->grad, grad);
+        } else {
+            p->parked = p->parked != NULL ? p->parked : take(&l->parked[i]);
+            dtr__tensor_copy_raw(slot, grad);
+            dtr__tensor_rebind(grad, slot);
+        }
+    }
+    dtr_tensor_release(p->slot);
+    p->slot = slot;
+    p->bucket = DTR__NONE;
+    p->same_layout = slot != NULL && grad != NULL && same_strides(grad, slot);
+}
+
+void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *l) {
+    for (size_t k = 0; k < ddp->n_trainable; k++) {
+        move_param(ddp, l, ddp->trainable[k]);
+    }
+    free_buckets(ddp->buckets, ddp->n_buckets);
+    dtr_plan_free(ddp->plan);
+    ddp->plan = l->plan;
+    ddp->buckets = l->buckets;
+    ddp->n_buckets = l->n_buckets;
+    ddp->carrier = l->carrier;
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        for (size_t s = 0; s < ddp->buckets[b].plan->n_slots; s++) {
+            ddp->params[ddp->buckets[b].plan->slots[s].param].bucket = b;
+        }
+    }
+    dtr__ddp_label_buckets(ddp);
+    l->plan = NULL;
+    l->buckets = NULL;
+    dtr__ddp_layout_free(l);
+}
+
+/* A view whose handle somebody else still holds moves to memory of its own. */
+static void leave_bucket(dtr__ddp_param *p) {
+    dtr_tensor *grad = atomic_load(&p->grad), *own = NULL;
+    if (p->parked != NULL) {
+        own = dtr_tensor_retain(p->parked);
+    } else if (atomic_load(&grad->refs) == 1 ||
+               dtr__tensor_new(grad->dtype, grad->ndim, grad->shape, &own) < 0) {
+        return;
+    }
+    dtr__tensor_copy_raw(own, grad);
+    dtr__tensor_rebind(grad, own);
+    dtr_tensor_release(own);
+}
+
+void dtr__ddp_layout_drop(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->n_trainable; k++) {
+        dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
+        if (ddp->set.view && atomic_load(&p->grad) != NULL) {
+            leave_bucket(p);
+            dtr_tensor_release(atomic_exchange(&p->grad, NULL));
+        }
+        dtr_tensor_release(take(&p->slot));
+        p->bucket = DTR__NONE;
+    }
+    free_buckets(ddp->buckets, ddp->n_buckets);
+    ddp->buckets = NULL;
+    ddp->n_buckets = 0;
+}
+
+/* ---- copies ---- */
+
+void dtr__ddp_copy_in(dtr__ddp_param *p) {
+    dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
+    if (grad->data == slot->data) {
+        return;
+    }
+    if (p->same_layout) {
+        dtr__convert(slot->data, slot->dtype, grad->data, grad->dtype, slot->numel);
+    } else {
+        dtr__tensor_copy_raw(slot, grad);
+    }
+}
+
+void dtr__ddp_copy_out(dtr__ddp_param *p) {
+    dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
+    if (grad->data == slot->data) {
+        return;
+    }
+    if (p->same_layout) {
+        dtr__convert(grad->data, grad->dtype, slot->data, slot->dtype, slot->numel);
+    } else {
+        dtr__tensor_copy_raw(grad, slot);
+    }
+}
+
+void dtr__ddp_fill_zero(dtr__ddp_param *p) {
+    if (p->slot->numel > 0) {
+        memset(p->slot->data, 0, p->slot->numel * dtr_dtype_size(p->slot->dtype));
+    }
+}
+
+/* ---- gradients ---- */
+
+static dtr_status grad_make(dtr__ddp_param *p, dtr_tensor **grad) {
+    int64_t strides[DTR_MAX_NDIM], count = (int64_t)p->value->numel;
+    dense_strides(p->value, strides);
+    dtr_tensor *memory = NULL;
+    DTR_TRY(dtr__tensor_new(p->value->dtype, 1, &count, &memory));
+    if (count > 0) {
+        memset(memory->data, 0, p->value->numel * dtr_dtype_size(memory->dtype));
+    }
+    dtr_status s = dtr__tensor_view(memory, 0, p->value->ndim, p->value->shape, strides, grad);
+    dtr_tensor_release(memory);
+    return s;
+}
+
+dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad) {
+    dtr__ddp_param *p = &ddp->params[i];
+    *grad = atomic_load_explicit(&p->grad, memory_order_acquire);
+    if (*grad != NULL) {
+        return DTR_OK;
+    }
+    pthread_mutex_lock(&ddp->lock);
+    dtr_status s = DTR_OK;
+    *grad = atomic_load(&p->grad);
+    if (*grad == NULL) {
+        s = grad_make(p, grad);
+        if (s == DTR_OK) {
+            p->same_layout = p->slot != NULL && same_strides(*grad, p->slot);
+            atomic_store_explicit(&p->grad, *grad, memory_order_release);
+        }
+    }
+    pthread_mutex_unlock(&ddp->lock);
+    return s;
+}

@@ -1,0 +1,211 @@
+/* The built-in hooks that need little: plain average, casts around another hook, nothing at all,
+ * and averaging over a subgroup from some iteration on. */
+#include <stdlib.h>
+
+#include "ddp_hook_builtin.h"
+#include "kernels/kernels.h"
+
+/* ---- average ---- */
+
+dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.label = b->label;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, &o, work);
+}
+
+/* ---- nothing ---- */
+
+static dtr_status noop(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state;
+    (void)work;
+    return dtr_ddp_bucket_set_result(b, dtr_ddp_bucket_buffer(b));
+}
+
+/* ---- casts ---- */
+
+typedef struct wrapper {
+    dtr_dtype dtype;
+    dtr_ddp_hook inner;
+    void *inner_state;
+} wrapper;
+
+/* A copy of the bucket in the wrapper's type; made once per bucket, node-shared where possible. */
+static dtr_status copy_memory(dtr_ddp_bucket *b, dtr_dtype dtype) {
+    if (b->copy != NULL && b->copy->dtype == dtype) {
+        return DTR_OK;
+    }
+    const dtr_device cpu = { DTR_CPU, 0 };
+    int64_t count = (int64_t)b->shown.count;
+    dtr_world *world = b->ddp->world;
+    dtr__ddp_hook_bucket_free(b);
+    if (dtr_tensor_empty(world, dtype, cpu, DTR_MEM_SHARED, 1, &count, &b->copy) < 0) {
+        DTR_TRY(dtr_tensor_empty(world, dtype, cpu, DTR_MEM_DEFAULT, 1, &count, &b->copy));
+    }
+    return DTR_OK;
+}
+
+static dtr_status cast_around(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    const wrapper *w = state;
+    if (b->shown.dtype == w->dtype) {
+        return w->inner(w->inner_state, b, work);
+    }
+    DTR_REQUIRE(b->shown.data == b->data, NULL, DTR_ERR_STATE,
+                "hooks that cast may not be wrapped into each other");
+    DTR_TRY(copy_memory(b, w->dtype));
+    dtr__convert(b->copy->data, w->dtype, b->data, b->plan->dtype, b->shown.count);
+    b->shown = dtr_tensor_buffer(b->copy);
+    return w->inner(w->inner_state, b, work); /* the result is cast back when it is there */
+}
+
+dtr_status dtr_ddp_wrap_hook(dtr_dtype dtype, dtr_ddp_hook inner, void *inner_state,
+                             dtr_ddp_hook *hook, void **state) {
+    DTR_REQUIRE(dtype == DTR_F16 || dtype == DTR_BF16, NULL, DTR_ERR_ARG,
+                "dtr_ddp_wrap_hook: dtype is %s; use DTR_F16 or DTR_BF16", dtr_dtype_name(dtype));
+    DTR_REQUIRE(inner != NULL && hook != NULL && state != NULL, NULL, DTR_ERR_ARG,
+                "dtr_ddp_wrap_hook: %s is NULL",
+                inner == NULL  ? "inner"
+                : hook == NULL ? "hook"
+                               : "state");
+    wrapper *w = malloc(sizeof *w);
+    DTR_REQUIRE(w != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
+    *w = (wrapper){ dtype, inner, inner_state };
+    *hook = cast_around;
+    *state = w;
+    return DTR_OK;
+}
+
+void dtr__ddp_hook_of_wrapper(dtr_ddp_hook fn, void *state, dtr__ddp_hook *h) {
+    (void)state;
+    if (fn == cast_around) {
+        h->drop = free;
+    }
+}
+
+static dtr_status make_cast(dtr_dtype dtype, dtr__ddp_hook *h) {
+    DTR_TRY(dtr_ddp_wrap_hook(dtype, dtr__hook_average, NULL, &h->fn, &h->state));
+    h->drop = free;
+    return DTR_OK;
+}
+
+/* ---- average over a subgroup from an iteration on ---- */
+
+typedef struct local_sgd {
+    dtr_group *asked; /* the caller's, until setup */
+    dtr_group *own;   /* NULL: no communication */
+    uint64_t start;
+} local_sgd;
+
+/* The hook's collectives start at other times than the caller's: it works on a duplicate. */
+static dtr_status local_sgd_setup(dtr_ddp *ddp, void *state) {
+    local_sgd *l = state;
+    if (l->asked == NULL) {
+        return DTR_OK;
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%.50s.local", dtr_group_name(l->asked));
+    DTR_TRY(dtr__group_dup(l->asked, name, &l->own));
+    l->own->nan_check = -1;
+    if (ddp->set.timeout_s > 0) {
+        l->own->timeout_s = ddp->set.timeout_s;
+    }
+    return DTR_OK;
+}
+
+static dtr_status local_sgd_hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    local_sgd *l = state;
+    if (dtr_ddp_bucket_iteration(b) < l->start) {
+        return dtr__hook_average(NULL, b, work);
+    }
+    if (l->own == NULL) {
+        return noop(NULL, b, work);
+    }
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.label = b->label;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    return dtr_allreduce(l->own, buffer, buffer, DTR_AVG, &o, work);
+}
+
+static void local_sgd_drop(void *state) {
+    local_sgd *l = state;
+    (void)dtr_group_destroy(l->own);
+    free(l);
+}
+
+static dtr_status make_local_sgd(const dtr_hook_options *o, dtr__ddp_hook *h) {
+    local_sgd *l = calloc(1, sizeof *l);
+    DTR_REQUIRE(l != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
+    l->asked = o->subgroup;
+    l->start = o->start_iteration;
+    h->fn = local_sgd_hook;
+    h->state = l;
+    h->setup = local_sgd_setup;
+    h->drop = local_sgd_drop;
+    return DTR_OK;
+}
+
+/* ---- registration ---- */
+
+static const char *const names[] = { "allreduce", "fp16", "bf16",          "q8",
+                                     "powersgd",  "noop", "post_local_sgd" };
+
+/* Real types only, where values are cast or coded. */
+static dtr_status check_types(const dtr_ddp *ddp, const char *name) {
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        dtr_dtype d = ddp->buckets[b].plan->dtype;
+        DTR_REQUIRE(dtr__ddp_is_float(d), NULL, DTR_ERR_UNSUPPORTED,
+                    "the hook '%s' does not serve gradients of type %s", name, dtr_dtype_name(d));
+    }
+    return DTR_OK;
+}
+
+static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_hook_options *o,
+                               dtr__ddp_hook *h) {
+    if (which == DTR_HOOK_FP16 || which == DTR_HOOK_BF16 || which == DTR_HOOK_Q8 ||
+        which == DTR_HOOK_POWERSGD) {
+        DTR_TRY(check_types(ddp, names[which]));
+    }
+    switch (which) {
+    case DTR_HOOK_ALLREDUCE:
+        h->fn = dtr__hook_average;
+        return DTR_OK;
+    case DTR_HOOK_FP16:
+        return make_cast(DTR_F16, h);
+    case DTR_HOOK_BF16:
+        return make_cast(DTR_BF16, h);
+    case DTR_HOOK_Q8:
+        return dtr__hook_q8_make(h);
+    case DTR_HOOK_POWERSGD:
+        return dtr__hook_powersgd_make(o, h);
+    case DTR_HOOK_POST_LOCAL_SGD:
+        return make_local_sgd(o, h);
+    case DTR_HOOK_NOOP:
+        break;
+    }
+    h->fn = noop;
+    return DTR_OK;
+}
+
+dtr_status dtr_ddp_register_builtin_hook(dtr_ddp *ddp, dtr_ddp_builtin which,
+                                         const dtr_hook_options *options) {
+    static const char entry[] = "dtr_ddp_register_builtin_hook";
+    DTR_TRY(dtr__ddp_check(ddp, entry));
+    dtr_hook_options o;
+    dtr__ddp_hook h = { 0 };
+    dtr_status s = dtr__options_copy(options, &o, sizeof o, "dtr_hook_options");
+    if (s == DTR_OK && ((int)which < 0 || (size_t)which >= sizeof names / sizeof names[0])) {
+        s = DTR_FAIL(NULL, DTR_ERR_ARG, "%s: %d is no built-in hook", entry, (int)which);
+    }
+    if (s == DTR_OK) {
+        s = make_builtin(ddp, which, &o, &h);
+    }
+    if (s < 0) {
+        return dtr__ddp_failed(ddp, s);
+    }
+    s = dtr__ddp_hook_set(ddp, entry, &h, names[which]);
+    if (s < 0 && h.drop != NULL) {
+        h.drop(h.state);
+    }
+    return s;
+}

@@ -1,0 +1,452 @@
+/* What a module is inside, and what the files of this layer share.
+ *
+ * Life of an iteration: the opening call fixes its flags (ddp_iteration.c); dtr_ddp_grad_ready puts
+ * gradients into slots and launches complete buckets (ddp_backward.c); dtr_ddp_backward_end settles
+ * what is missing, launches the rest, waits and copies out (ddp_finish.c). A rank with an error
+ * notes it as its verdict and goes on with zeros, so that no peer waits; the verdicts meet in the
+ * last bucket (ddp_verdict.c). */
+#ifndef DTR_DDP_INTERNAL_H
+#define DTR_DDP_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define DTR_NO_CALL_SITE
+#include <dtr/ddp.h>
+
+#include "coll_internal.h"
+#include "ddp_text.h"
+#include "plan_internal.h"
+#include "tensor_internal.h"
+
+enum { DTR__NO_PARAM = -1 };
+#define DTR__NONE SIZE_MAX
+
+typedef enum dtr__ddp_state {
+    DTR__DDP_IDLE,
+    DTR__DDP_FORWARD,  /* between forward_begin and forward_end */
+    DTR__DDP_ARMED,    /* forward ended, synchronised, nothing ready yet */
+    DTR__DDP_LOCAL,    /* backward without sync */
+    DTR__DDP_REDUCING, /* backward with sync */
+    DTR__DDP_BUSY,     /* a collective call of the module is running */
+    DTR__DDP_FAILED
+} dtr__ddp_state;
+
+/* How dtr_ddp_grad_ready treats a call in a synchronised iteration. */
+typedef enum dtr__ddp_mode {
+    DTR__MODE_PLAIN,   /* every parameter once */
+    DTR__MODE_DYNAMIC, /* every parameter at most once, the used map is exchanged */
+    DTR__MODE_LEARN,   /* first iteration of a static graph: calls are counted */
+    DTR__MODE_LATE,    /* the same on a rank that only shadowed the first one: no map */
+    DTR__MODE_STATIC   /* a parameter is ready at its learned number of calls */
+} dtr__ddp_mode;
+
+/* Where a parameter stands in the open backward; the value of dtr__ddp_param.mark. */
+enum {
+    DTR__MARK_OPEN,   /* not ready */
+    DTR__MARK_READY,  /* its gradient is in the slot */
+    DTR__MARK_LISTED, /* declared unused at forward_end */
+    DTR__MARK_SETTLED /* filled in by backward_end */
+};
+
+typedef struct dtr__ddp_param {
+    char *name;
+    dtr_tensor *value; /* retained; NULL for ignored ones */
+    uint32_t flags;
+    size_t same_as; /* first entry with the same memory, its own index when it is the first */
+    bool trainable; /* managed, not frozen, not an alias */
+    /* Gradient. The handle is made by the library or retained from the caller; `parked` is the
+     * caller's own memory while a view has replaced it. */
+    dtr_tensor *_Atomic grad; /* made under ddp->lock */
+    dtr_tensor *parked;
+    bool grad_given;
+    /* Slot; changed by the rebuild only. */
+    size_t bucket;    /* DTR__NONE: in no bucket */
+    dtr_tensor *slot; /* the gradient's shape in the bucket, dense; the same memory as grad in view
+                         mode */
+    bool same_layout; /* grad and slot differ in dtype at most: block copies */
+    /* One backward. */
+    _Atomic uint32_t mark;
+    _Atomic uint32_t calls; /* static graph */
+    _Atomic uint64_t stamp; /* position of its last call in the ready order, 0: none */
+    uint32_t learned;       /* static graph: calls per iteration */
+    _Atomic bool defined;   /* has a gradient */
+    _Atomic bool used;      /* since the last synchronised iteration */
+    bool listed;            /* in the list of forward_end */
+    bool step, stepped;     /* in the list of set_step; stepped in this iteration */
+    bool was_used;          /* in the synchronised iteration before: can_set_static_graph */
+    bool used_anywhere;     /* by the map of this iteration; static graph: of the first */
+    size_t saved;           /* offset of its slot's copy in ddp->saved, DTR__NONE: not saved */
+} dtr__ddp_param;
+
+struct dtr_ddp_bucket {
+    dtr__finish finish; /* first: the engine calls it with its address */
+    dtr_ddp *ddp;
+    size_t index;
+    const dtr_plan_bucket *plan;
+    char label[40];
+    size_t nbytes;      /* unpadded */
+    dtr_tensor *memory; /* the plan's size, and behind it the status slot */
+    char *data;
+    size_t count;           /* elements that travel, padding and status slot included */
+    _Atomic size_t pending; /* parameters not ready */
+    dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */
+    int64_t launched_ns;
+    _Atomic int64_t finished_ns; /* when the average was there, waited for or not; 0: not yet */
+    /* Communication hook; pump_lock. */
+    int depth;          /* of the step that ran last */
+    dtr_buffer shown;   /* what the hook sees: the bucket, or a wrapper's copy in another type */
+    dtr_tensor *copy;   /* a wrapper's memory, kept */
+    dtr_tensor **views; /* [n_slots] of `copy`, made when asked for */
+    dtr_ddp_hook then;  /* the step that follows the work */
+    void *then_state;
+    bool then_local; /* that step has no collective */
+    bool has_result, running, done, failed;
+    dtr_buffer result;
+};
+
+/* The communication hook of a module. */
+enum { DTR__HOOK_DEPTHS = 8 };
+typedef struct dtr__ddp_hook {
+    dtr_ddp_hook fn; /* NULL: none */
+    void *state;
+    char name[64];
+    /* What built-in hooks add. setup: collective, in the first hooked backward_end; forget: the
+     * buckets have changed. */
+    dtr_status (*setup)(dtr_ddp *ddp, void *state);
+    void (*forget)(void *state);
+    void (*drop)(void *state);
+    dtr_status (*save)(dtr_ddp *ddp, void *state, dtr_bytes *out);
+    dtr_status (*restore)(dtr_ddp *ddp, void *state, dtr_bytes in);
+    bool ready; /* set up: names are compared, the first group is there */
+    dtr_group *group[DTR__HOOK_DEPTHS];
+    /* pump_lock: steps of the hooks. pump_calls grows with every reason to look again. */
+    pthread_mutex_t pump_lock;
+    _Atomic int pump_calls, callbacks;
+    size_t next[DTR__HOOK_DEPTHS]; /* buckets before it have run that step, or never will */
+    _Atomic size_t launched;       /* buckets whose hook has been called */
+    _Atomic bool failed;
+} dtr__ddp_hook;
+
+/* Optimizer steps run per bucket (ddp_step.c). */
+typedef struct dtr__ddp_stepper {
+    dtr_ddp_step_fn fn; /* NULL: none */
+    void *state;
+    pthread_mutex_t lock; /* next, n_stepped, failed; held while fn runs */
+    _Atomic int calls, callbacks;
+    size_t next; /* buckets before it have been stepped */
+    size_t n_stepped;
+    bool failed;
+} dtr__ddp_stepper;
+
+/* A rank's error in an iteration: the record that is exchanged. Fixed size, no padding. */
+typedef struct dtr__verdict {
+    int32_t status; /* DTR_OK: none */
+    int32_t rank;
+    uint64_t param;       /* lowest parameter concerned, UINT64_MAX: none */
+    uint64_t others;      /* further errors on that rank */
+    uint64_t callers;     /* != 0: an error of a function of the caller, which breaks nothing */
+    uint64_t bad_ranks;   /* in the agreed one */
+    uint64_t hash;        /* rebuild: of the new plan */
+    uint64_t hook_broken; /* the hook's groups have to be made anew */
+    char text[480];
+} dtr__verdict;
+
+/* Options after defaults, all checked. */
+typedef struct dtr__ddp_settings {
+    size_t *limits;
+    size_t n_limits;
+    bool find_unused, static_graph, view, no_init_sync, no_buffers, skip_unused;
+    bool unused_asked, first_reduced; /* for warnings: given, but overruled */
+    bool has_reduce_dtype;
+    dtr_dtype reduce_dtype;
+    double timeout_s;
+    uint32_t flags;
+} dtr__ddp_settings;
+
+typedef struct dtr__ddp_counters {
+    uint64_t steps, local_steps, forwards, rebuilds, shadow_steps, errors;
+    size_t unused_bytes;
+    dtr_ddp_step last, average;
+    bool has_error;
+    char error[sizeof(((dtr__verdict *)0)->text) + 128];
+} dtr__ddp_counters;
+
+struct dtr_ddp {
+    uint64_t magic; /* DTR__DDP_MAGIC while live */
+    dtr_world *world;
+    dtr_group *group; /* own duplicate */
+    int rank, size;
+    unsigned id; /* equal on all ranks, in labels and tag words */
+    dtr__ddp_settings set;
+    dtr__tenant tenant; /* told when the world ends */
+
+    /* Constant after create, apart from slots and plan. */
+    size_t n;
+    dtr__ddp_param *params;
+    size_t n_trainable, *trainable; /* indices, ascending */
+    size_t n_buffers;
+    dtr__ddp_param *buffers; /* name, value, flags only */
+    dtr_tensor **sync_buffers;
+    size_t n_sync_buffers; /* those not ignored */
+    dtr_plan *plan;
+    size_t n_buckets;
+    dtr_ddp_bucket *buckets;
+    size_t carrier; /* the bucket with the status slot, DTR__NONE: none */
+    bool rebuild_due;
+    dtr_tensor **sync_list; /* what create broadcasts */
+    size_t n_sync;
+    char *backend;
+
+    /* lock: state changes, the list of unused ones, making of gradients. Held briefly. `state` is
+     * also read without it; `inside` counts threads in grad_ready, so that backward_end can wait
+     * for them. */
+    pthread_mutex_t lock;
+    _Atomic int state, inside;
+    _Atomic bool sync, eval; /* for the next opening call */
+    pthread_mutex_t verdict_lock;
+    dtr__verdict verdict;     /* of the open iteration; verdict_lock */
+    _Atomic bool bad;         /* verdict.status != DTR_OK */
+    dtr__error_copy *failure; /* what led to FAILED; written before the state */
+    _Atomic int failure_status;
+
+    /* The open iteration; written by the opening call and backward_end only. */
+    bool it_sync, it_eval, it_list, it_forward;
+    dtr__ddp_mode mode;
+    _Atomic uint64_t stamps;
+    uint64_t iteration; /* backwards so far, with and without sync */
+    bool learned;       /* static graph: the first iteration has ended */
+    bool learned_here;  /* and this rank took part in one with its own gradients */
+    bool shadow;        /* this rank has joined and contributes zeros */
+    int divisor;        /* of averages in this iteration; 0: the group size */
+    int buffer_source;  /* whose buffers all ranks take */
+    bool begun;         /* an iteration has been opened: too late for set_static_graph */
+    dtr_tensor *map_memory;
+    int32_t *map;    /* used map as it is sent, node-shared; [n_trainable] */
+    uint64_t *order; /* ready order as it is sent; [n_trainable] */
+    char *saved;     /* slots kept over a reduction that may turn out to concern nobody */
+    size_t saved_size, saved_cap;
+    bool copies_out; /* the averages are somewhere else than the gradients' own values */
+    size_t it_unused_bytes;
+    bool used_set_constant;
+
+    dtr__ddp_hook hook;
+    dtr__ddp_stepper step;
+    /* Uneven inputs (ddp_join.c); used by the thread that runs the iterations only. */
+    struct {
+        bool begun, by_active, stop_early;
+        dtr_ddp *leader; /* NULL: no headers, no shadowing */
+        uint64_t shadows;
+        /* of a leader */
+        dtr_ddp **modules;
+        size_t n_modules;
+        uint64_t headers;
+        int source; /* highest rank that was active in the newest step */
+        bool over;
+    } join;
+    struct {
+        dtr_ddp_buffer_hook fn; /* NULL: rank 0's buffers are broadcast */
+        void *state;
+        dtr_ddp_when when;
+        dtr_work *work; /* not yet waited for */
+    } buffer_hook;
+
+    /* launch_lock: next, works of the buckets, launch failure. */
+    pthread_mutex_t launch_lock;
+    size_t next;
+    dtr_status launch_status;
+    dtr__error_copy *launch_error;
+
+    /* Times of the open iteration, monotonic ns; see dtr__ddp_counters. */
+    int64_t t_forward, t_forward_end, t_backward;
+    uint64_t seq_begun; /* of the group at the opening call */
+
+    /* stats_lock: counters, texts and warned. Never held while waiting. */
+    pthread_mutex_t stats_lock;
+    dtr__ddp_counters count;
+    uint32_t warned;                        /* bits of dtr__ddp_warning */
+    char *description, *description_before; /* the older one may still be read */
+};
+
+#define DTR__DDP_MAGIC UINT64_C(0x6474725f64647031)
+
+/* ---- ddp_create.c ---- */
+/* First line of every call on a module: DTR_ERR_ARG for NULL and strange pointers, DTR_ERR_STATE
+ * when its world has gone, the status and message that made it fail. */
+dtr_status dtr__ddp_check(const dtr_ddp *ddp, const char *entry);
+
+/* ---- ddp_settings.c, ddp_params.c: what one rank can judge alone (K1-K4) ---- */
+bool dtr__ddp_is_float(dtr_dtype d);
+dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options *o,
+                                  dtr__ddp_settings *set);
+dtr_status dtr__ddp_params_read(dtr_ddp *ddp, const dtr_param *params, size_t n,
+                                const dtr_ddp_options *o);
+void dtr__ddp_params_free(dtr_ddp *ddp);
+/* The plan for an order of trainable parameters (n_order of them). */
+dtr_status dtr__ddp_plan_for(const dtr_ddp *ddp, const size_t *order, size_t n_order,
+                             dtr_plan **plan);
+
+/* ---- ddp_verify.c ---- */
+/* Compare this rank's verdict, parameters, options and plan with all others'; agreed. */
+dtr_status dtr__ddp_verify(dtr_ddp *ddp, dtr_status mine);
+
+/* ---- ddp_bucket.c ---- */
+/* Memory and slots for a plan; local. Nothing of the module is changed before success. */
+typedef struct dtr__ddp_layout {
+    dtr_plan *plan;
+    size_t n_buckets, carrier;
+    dtr_ddp_bucket *buckets;
+    size_t n;                              /* of the module's parameters */
+    dtr_tensor **slots, **grads, **parked; /* [n], NULL where there is nothing to do */
+} dtr__ddp_layout;
+dtr_status dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan /* taken over */,
+                                dtr__ddp_layout *layout);
+/* Values of gradients move along in view mode; frees what was there before. */
+void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *layout);
+void dtr__ddp_layout_free(dtr__ddp_layout *layout);
+/* Views go back into the caller's memory, the buckets lose the module's references. */
+void dtr__ddp_layout_drop(dtr_ddp *ddp);
+void dtr__ddp_label_buckets(dtr_ddp *ddp);
+void dtr__ddp_copy_in(dtr__ddp_param *p);
+void dtr__ddp_copy_out(dtr__ddp_param *p);
+void dtr__ddp_fill_zero(dtr__ddp_param *p);
+/* Gradient tensor of trainable parameter i, made at the first call. */
+dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad);
+
+/* ---- ddp_iteration.c ---- */
+const char *dtr__ddp_state_name(int state);
+/* DTR_ERR_STATE: the state the module is in, and what to do. */
+dtr_status dtr__ddp_refuse(dtr_ddp *ddp, const char *entry, const char *hint);
+/* Every rank gets the root's contents of these tensors. */
+dtr_status dtr__ddp_send_all(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
+/* Open a backward pass from IDLE or ARMED; lock held. */
+dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry);
+/* Ready for the next iteration: marks and pending counts as new. */
+void dtr__ddp_rearm(dtr_ddp *ddp);
+
+/* ---- ddp_backward.c ---- */
+/* Launch complete buckets in index order, up to the one that must wait for backward_end; with
+ * `all`, every bucket. */
+void dtr__ddp_launch(dtr_ddp *ddp, bool all);
+/* The index of a parameter that has a gradient, shared ones as their first entry, or
+ * DTR_ERR_ARG. */
+dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i);
+/* Put parameter i's gradient into its slot; failures are noted. */
+dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i);
+/* One issue of a module's collective with its label, deadline and tag word. `part` is the bucket
+ * index or one of these. */
+enum {
+    DTR__PART_MAP = 0xffff,
+    DTR__PART_ORDER = 0xfffe,
+    DTR__PART_SYNC = 0xfffd,
+    DTR__PART_HOOK = 0xfffc,
+    DTR__PART_JOIN = 0xfffb
+};
+uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part);
+dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
+                          dtr_work **work);
+
+/* ---- ddp_finish.c ---- */
+void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i);
+
+/* ---- ddp_verdict.c ---- */
+/* Failures of one rank's own (memory, system, MPI, ...): that rank keeps its status, the others get
+ * DTR_ERR_REMOTE. */
+bool dtr__ddp_own_failure(dtr_status s);
+/* Record and return a local error that the ranks will agree on at backward_end. */
+dtr_status dtr__ddp_note(dtr_ddp *ddp, dtr_status s, size_t param, const char *fmt, ...)
+    DTR_PRINTF(4, 5);
+/* The same for an error that a function of the caller returned: whatever its status, the module
+ * goes on afterwards. */
+dtr_status dtr__ddp_note_caller(dtr_ddp *ddp, dtr_status s, size_t param, const char *fmt, ...)
+    DTR_PRINTF(4, 5);
+/* Note the calling thread's last error. */
+void dtr__ddp_note_last(dtr_ddp *ddp, dtr_status s, size_t param);
+/* Does any rank have an error? One round trip by point to point, no collective. */
+dtr_status dtr__ddp_any_bad(dtr_ddp *ddp, bool mine, bool *any);
+/* Exchange verdicts by point to point; every rank returns the agreed error, and `agreed` is the
+ * same on all of them. */
+dtr_status dtr__ddp_agree(dtr_ddp *ddp, const dtr__verdict *mine, dtr__verdict *agreed);
+/* Status slot of the carrying bucket. */
+void dtr__ddp_status_write(dtr_ddp *ddp, bool bad);
+bool dtr__ddp_status_bad(const dtr_ddp *ddp);
+
+/* ---- ddp_join.c ---- */
+bool dtr__ddp_joined(const dtr_ddp *ddp); /* between join_begin and join_end, with headers */
+/* Of forward_begin: the header of this step. *broken: the error is the group's. */
+dtr_status dtr__ddp_join_header(dtr_ddp *ddp, bool *broken);
+void dtr__ddp_join_drop(dtr_ddp *ddp);
+/* The step of others, as ddp_iteration.c and ddp_finish.c do it. */
+void dtr__ddp_shadow_flags(dtr_ddp *ddp, bool sync);
+dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp);
+
+/* ---- ddp_buffer.c ---- */
+bool dtr__ddp_buffers_due(const dtr_ddp *ddp); /* P1 */
+/* Broadcast or hook, if due here. *broken: the error is the group's. */
+dtr_status dtr__ddp_buffers_sync(dtr_ddp *ddp, dtr_ddp_when when, bool *broken);
+dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp);
+
+/* ---- ddp_hook.c, ddp_hook_run.c ---- */
+/* Register a hook; `h` gives fn, state, setup, forget and drop. */
+dtr_status dtr__ddp_hook_set(dtr_ddp *ddp, const char *entry, const dtr__ddp_hook *h,
+                             const char *name);
+/* What registering a wrapper of dtr_ddp_wrap_hook adds to `h`. */
+void dtr__ddp_hook_of_wrapper(dtr_ddp_hook fn, void *state, dtr__ddp_hook *h);
+dtr_status dtr__ddp_hook_group_make(dtr_ddp *ddp, int depth);
+void dtr__ddp_hook_init(dtr_ddp *ddp);
+/* End of the module, or of its buckets. */
+void dtr__ddp_hook_groups_free(dtr_ddp *ddp);
+void dtr__ddp_hook_free(dtr_ddp *ddp);
+void dtr__ddp_hook_bucket_free(dtr_ddp_bucket *b);
+void dtr__ddp_hook_rearm(dtr_ddp *ddp);
+/* Call the hook for one bucket, under launch_lock. */
+void dtr__ddp_hook_launch(dtr_ddp *ddp, dtr_ddp_bucket *b);
+/* In backward_end: the first time compare hooks across ranks and make the group. */
+dtr_status dtr__ddp_hook_setup(dtr_ddp *ddp);
+/* In backward_end: until every bucket has its result or this rank has given up. */
+void dtr__ddp_hook_wait(dtr_ddp *ddp);
+/* After an agreed error: new groups where the old ones were broken. */
+dtr_status dtr__ddp_hook_renew(dtr_ddp *ddp);
+/* As dtr_ddp_bucket_then for a step without collectives. */
+dtr_status dtr__ddp_bucket_then_local(dtr_ddp_bucket *b, dtr_ddp_hook fn, void *state);
+/* Collectives started on the module's groups. */
+uint64_t dtr__ddp_seq(const dtr_ddp *ddp);
+
+/* ---- ddp_step.c ---- */
+void dtr__ddp_step_init(dtr_ddp *ddp);
+void dtr__ddp_step_free(dtr_ddp *ddp);
+/* Step the parameters of finished buckets, in order; any thread. */
+void dtr__ddp_step_run(dtr_ddp *ddp);
+/* The work of a launched bucket: step when it has ended. */
+void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_work *work);
+/* In backward_end: all that is left, and the parameters only other ranks used. */
+void dtr__ddp_step_finish(dtr_ddp *ddp);
+void dtr__ddp_step_rest(dtr_ddp *ddp);
+void dtr__ddp_step_rearm(dtr_ddp *ddp);
+
+/* ---- ddp_rebuild.c ---- */
+dtr_status dtr__ddp_rebuild(dtr_ddp *ddp);
+
+/* ---- ddp_stats.c ---- */
+typedef enum dtr__ddp_warning {
+    DTR__WARN_STATIC_TWICE = 1,
+    DTR__WARN_STATIC_UNUSED = 2,
+    DTR__WARN_NOTHING_UNUSED = 4,
+    DTR__WARN_STRIDES = 8,
+    DTR__WARN_SHADOW = 16,
+    DTR__WARN_NO_FORWARD = 32,
+    DTR__WARN_FIRST_LIMIT = 64,
+    DTR__WARN_MEMORY = 128
+} dtr__ddp_warning;
+/* Once per module. */
+void dtr__ddp_warn(dtr_ddp *ddp, dtr__ddp_warning which, const char *fmt, ...) DTR_PRINTF(3, 4);
+void dtr__ddp_warn_static(dtr_ddp *ddp);
+/* Every error a call of the module returns passes through here: counts it, keeps its text, and
+ * returns it. */
+dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s);
+/* The group is gone: remember why and refuse everything from now on. Returns s. */
+dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s);
+void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step);
+dtr_status dtr__ddp_describe(dtr_ddp *ddp);
+
+#endif /* DTR_DDP_INTERNAL_H */

@@ -1,0 +1,24 @@
+/* Everything that needs neither MPI's nor CUDA's headers. */
+#ifndef DTR_DTR_H
+#define DTR_DTR_H
+
+#include <dtr/backend.h>
+#include <dtr/buffer.h>
+#include <dtr/callsite.h>
+#include <dtr/coll.h>
+#include <dtr/ddp.h>
+#include <dtr/device.h>
+#include <dtr/dlpack.h>
+#include <dtr/dtype.h>
+#include <dtr/export.h>
+#include <dtr/group.h>
+#include <dtr/npy.h>
+#include <dtr/plan.h>
+#include <dtr/safetensors.h>
+#include <dtr/status.h>
+#include <dtr/tensor.h>
+#include <dtr/version.h>
+#include <dtr/work.h>
+#include <dtr/world.h>
+
+#endif /* DTR_DTR_H */
