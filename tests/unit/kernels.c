@@ -1,0 +1,373 @@
+/* Reduction kernels: legality, meaning of every operator against plain loops, and every instruction
+ * set of this CPU bit by bit against the scalar one. */
+#include <stdlib.h>
+
+#include "kernels_ref.h"
+#include "unit.h"
+
+enum { MAX_N = 7, MAX_COUNT = 1025, MARGIN = 64, MAX_NBYTES = MAX_COUNT * 16 + 3 * MARGIN };
+
+/* ---- legality ---- */
+
+/* ENU8, COL42, COL44: + is legal; operators in the order of dtr_op. */
+START_TEST(legal_pairs) {
+    static const char *const table[14] = {
+        [DTR_BOOL] = "+-++++++-",   [DTR_U8] = "++++++++-",     [DTR_I8] = "++++++++-",
+        [DTR_I16] = "++++++++-",    [DTR_I32] = "++++++++-",    [DTR_I64] = "++++++++-",
+        [DTR_F8E4M3] = "+++++----", [DTR_F8E5M2] = "+++++----", [DTR_F16] = "+++++---+",
+        [DTR_BF16] = "+++++---+",   [DTR_F32] = "+++++---+",    [DTR_F64] = "+++++---+",
+        [DTR_C64] = "++------+",    [DTR_C128] = "++------+",
+    };
+    for (int d = 0; d < 14; d++) {
+        for (int op = 0; op < 9; op++) {
+            ck_assert_msg(dtr_op_supports((dtr_op)op, (dtr_dtype)d) == (table[d][op] == '+'),
+                          "operator %d on %s", op, dtr_dtype_name((dtr_dtype)d));
+        }
+    }
+    ck_assert(!dtr_op_supports((dtr_op)9, DTR_F32) && !dtr_op_supports((dtr_op)-1, DTR_F32));
+    ck_assert(!dtr_op_supports(DTR_SUM, (dtr_dtype)14) && !dtr_op_supports(DTR_SUM, (dtr_dtype)-1));
+}
+END_TEST
+
+/* ---- meaning ---- */
+
+/* One step of an integer operator in 64 bits; the caller cuts the result to the type. */
+static int64_t int_step(dtr_op op, int64_t a, int64_t b) {
+    switch (op) {
+    case DTR_PROD:
+        return (int64_t)((uint64_t)a * (uint64_t)b);
+    case DTR_MIN:
+        return b < a ? b : a;
+    case DTR_MAX:
+        return b > a ? b : a;
+    case DTR_BAND:
+        return a & b;
+    case DTR_BOR:
+        return a | b;
+    case DTR_BXOR:
+        return a ^ b;
+    default:
+        return (int64_t)((uint64_t)a + (uint64_t)b);
+    }
+}
+
+static int64_t cut(dtr_dtype d, int64_t v) {
+    switch (d) {
+    case DTR_BOOL:
+        return v != 0;
+    case DTR_U8:
+        return (uint8_t)v;
+    case DTR_I8:
+        return (int8_t)v;
+    case DTR_I16:
+        return (int16_t)v;
+    case DTR_I32:
+        return (int32_t)v;
+    default:
+        return v;
+    }
+}
+
+#define FLOAT_STEP(C)                                          \
+    static C step_##C(dtr_op op, C a, C b) {                   \
+        switch (op) {                                          \
+        case DTR_PROD:                                         \
+            return a * b;                                      \
+        case DTR_MIN:                                          \
+            return isnan(a) || isnan(b) ? NAN : b < a ? b : a; \
+        case DTR_MAX:                                          \
+            return isnan(a) || isnan(b) ? NAN : b > a ? b : a; \
+        default:                                               \
+            return a + b;                                      \
+        }                                                      \
+    }
+FLOAT_STEP(float)
+FLOAT_STEP(double)
+
+/* COL43, COL44, COL45, COL49, ENU17: element k (part: imaginary or not) of the result, in rank
+ * order, written at `out`. */
+static void expect_part(char *out, const dtr__reduce_job *job, dtr_dtype d, size_t k, bool part) {
+    const dtr_dtype real = dtr__real_part(d);
+    const ref_format *f = ref_format_of(d);
+    if (d <= DTR_I64) {
+        int64_t v = ref_int(job->src[0], d, k);
+        for (int i = 1; i < job->n; i++) {
+            v = cut(d, int_step(job->op, v, ref_int(job->src[i], d, k)));
+        }
+        v = job->op == DTR_AVG ? v / job->divisor : v;
+        memcpy(out, &v, dtr_dtype_size(d)); /* little endian */
+    } else if (real == DTR_F64) {
+        double v = 0;
+        for (int i = 0; i < job->n; i++) {
+            double x = ref_get(job->src[i], d, k, part);
+            x = job->op == DTR_PREMUL_SUM ? job->factors[i] * x : x;
+            v = i == 0 ? x : step_double(job->op, v, x);
+        }
+        v = job->op == DTR_AVG ? v / job->divisor : v;
+        memcpy(out, &v, sizeof v);
+    } else {
+        float v = 0;
+        for (int i = 0; i < job->n; i++) {
+            float x = (float)ref_get(job->src[i], d, k, part);
+            x = job->op == DTR_PREMUL_SUM ? (float)job->factors[i] * x : x;
+            v = i == 0 ? x : step_float(job->op, v, x);
+        }
+        v = job->op == DTR_AVG ? v / (float)job->divisor : v;
+        const unsigned code = f != NULL ? ref_encode(f, v) : 0;
+        memcpy(out, f != NULL ? (const void *)&code : &v, dtr_dtype_size(real));
+    }
+}
+
+typedef struct arena {
+    char *src[MAX_N], *keep[MAX_N], *dst[3], *want;
+} arena;
+
+static void arena_make(arena *a) {
+    for (int i = 0; i < MAX_N; i++) {
+        a->src[i] = malloc(MAX_NBYTES);
+        a->keep[i] = malloc(MAX_NBYTES);
+    }
+    for (int i = 0; i < 3; i++) {
+        a->dst[i] = malloc(MAX_NBYTES);
+    }
+    a->want = malloc(MAX_NBYTES);
+}
+
+static void arena_free(arena *a) {
+    for (int i = 0; i < MAX_N; i++) {
+        free(a->src[i]);
+        free(a->keep[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        free(a->dst[i]);
+    }
+    free(a->want);
+}
+
+static const double factors[MAX_N] = { 1, -0.5, 3.1, 1e-3, 0, 2, 7 };
+
+/* One call, as every set does it against the plain loop. Addresses are `shift` bytes and more off;
+ * `in_place` is the source that is the first destination too, or -1. */
+static void compare(arena *a, dtr_dtype d, dtr_op op, int n, size_t count, size_t shift,
+                    int in_place, int n_dst) {
+    const void *src[MAX_N];
+    void *dst[3];
+    for (int i = 0; i < MAX_N; i++) {
+        src[i] = a->src[i] + MARGIN + (shift * (size_t)(i + 1)) % 16;
+    }
+    for (int j = 0; j < 3; j++) {
+        dst[j] = a->dst[j] + MARGIN + (shift * (size_t)(j + 3)) % 16;
+    }
+    if (in_place >= 0) {
+        dst[0] = a->src[in_place] + MARGIN + (shift * (size_t)(in_place + 1)) % 16;
+    }
+    const dtr__reduce_job job = { dst, n_dst, src, n, op, n, factors };
+    const size_t size = dtr_dtype_size(d), parts = dtr__real_part(d) == d ? 1 : 2;
+    const dtr__kernel_set *sets[4];
+    const int n_sets = ref_sets(sets);
+    for (int run = 0; run < 2 * n_sets; run++) {
+        const int s = run / 2;
+        const bool stream = run % 2 == 1;
+        if (stream && (in_place >= 0 || n > DTR__STREAM_SOURCES)) {
+            continue;
+        }
+        for (int i = 0; i < n; i++) {
+            memcpy(a->src[i], a->keep[i], count * size + 3 * MARGIN);
+        }
+        for (size_t k = 0; run == 0 && k < count * parts; k++) {
+            expect_part(a->want + k * (size / parts), &job, d, k / parts, k % parts == 1);
+        }
+        for (int j = 0; j < n_dst; j++) {
+            memset((char *)dst[j] - MARGIN, 0x5a,
+                   in_place >= 0 && j == 0 ? 0 : count * size + 2 * MARGIN);
+        }
+        dtr__reduce_with(sets[s], job, count, d, stream);
+        for (int j = 0; j < n_dst; j++) {
+            size_t k = 0;
+            while (k < count && ref_same(dst[j], a->want, d, k)) {
+                k++;
+            }
+            ck_assert_msg(k == count,
+                          "%s: operator %d on %s, n %d, count %zu, shift %zu, in place %d, "
+                          "destination %d: element %zu differs",
+                          sets[s]->name, op, dtr_dtype_name(d), n, count, shift, in_place, j, k);
+            if (in_place < 0 || j > 0) {
+                bool intact = true;
+                for (size_t m = 0; m < MARGIN; m++) {
+                    const char *before = (char *)dst[j] - MARGIN,
+                               *after = (char *)dst[j] + count * size;
+                    intact = intact && before[m] == 0x5a && after[m] == 0x5a;
+                }
+                ck_assert_msg(intact, "%s: operator %d wrote beside %zu %s", sets[s]->name, op,
+                              count, dtr_dtype_name(d));
+            }
+        }
+    }
+}
+
+/* Every operator of every type. */
+static void sweep(bool any_bits) {
+    static const int ns[] = { 1, 2, 3, 7 };
+    static const size_t counts[] = { 0, 1, 7, 8, 9, 63, 64, 65, 1025 };
+    th_rng g = { 20 };
+    arena a;
+    arena_make(&a);
+    for (int pair = 0; pair < 14 * 9; pair++) {
+        const dtr_dtype d = (dtr_dtype)(pair / 9);
+        const dtr_op op = (dtr_op)(pair % 9);
+        for (int i = 0; i < MAX_N; i++) {
+            memset(a.keep[i], 0, MAX_NBYTES);
+            ref_fill(a.keep[i] + MARGIN, d, MAX_COUNT, any_bits, &g);
+        }
+        for (int call = 0; dtr_op_supports(op, d) && call < 4 * 9; call++) {
+            const int n = ns[call / 9];
+            const size_t count = counts[call % 9];
+            const size_t odd = any_bits ? 1 : 0; /* such data may be read at any address */
+            compare(&a, d, op, n, count, 0, -1, 1);
+            compare(&a, d, op, n, count, 3 * odd, 0, 1);
+            compare(&a, d, op, n, count, 5 * odd, n - 1, 2);
+            compare(&a, d, op, n, count, 7 * odd, -1, 3);
+        }
+    }
+    arena_free(&a);
+}
+
+START_TEST(any_bits_in_every_set) {
+    sweep(true);
+}
+END_TEST
+
+START_TEST(ordinary_numbers_in_every_set) {
+    sweep(false);
+}
+END_TEST
+
+/* ---- named cases ---- */
+
+static dtr__reduce_job job_of(void *const *dst, const void *const *src, int n, dtr_op op) {
+    return (dtr__reduce_job){ dst, 1, src, n, op, n, NULL };
+}
+
+/* ddp:H1: the sum lives in float32, is divided there and rounded once. */
+START_TEST(f16_mean_beyond_its_range) {
+    const dtr__kernel_set *sets[4];
+    const int n_sets = ref_sets(sets);
+    uint16_t x[100], out[100];
+    const void *src[7] = { x, x, x, x, x, x, x };
+    void *const dst = out;
+    for (int k = 0; k < 100; k++) {
+        x[k] = dtr__f32_to_f16(60000);
+    }
+    for (int s = 0; s < n_sets; s++) {
+        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_AVG), 100, DTR_F16, false);
+        ck_assert(dtr__f16_to_f32(out[0]) == 60000 && dtr__f16_to_f32(out[99]) == 60000);
+        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_SUM), 100, DTR_F16, false);
+        ck_assert(isinf(dtr__f16_to_f32(out[99])));
+    }
+}
+END_TEST
+
+/* COL43, COL49 */
+START_TEST(integer_mean_and_wrap) {
+    int8_t a[] = { -3, 100, -128 }, b[] = { 0, 100, -1 }, c[] = { 0, 100, 0 }, out[3];
+    const void *src[] = { a, b, c };
+    dtr__reduce(out, src, 2, 3, DTR_I8, DTR_AVG, 2, NULL);
+    ck_assert(out[0] == -1 && out[1] == -28 && out[2] == 63);
+    dtr__reduce(out, src, 3, 3, DTR_I8, DTR_AVG, 3, NULL);
+    ck_assert(out[0] == -1 && out[1] == 14 && out[2] == 42);
+    int64_t low = INT64_MIN, minus = -1, sum;
+    const void *wide[] = { &low, &minus };
+    dtr__reduce(&sum, wide, 2, 1, DTR_I64, DTR_SUM, 2, NULL);
+    ck_assert(sum == INT64_MAX);
+    dtr__reduce(&sum, wide, 2, 1, DTR_I64, DTR_PROD, 2, NULL);
+    ck_assert(sum == INT64_MIN);
+}
+END_TEST
+
+/* Of equal values the first; any NaN wins, wherever it stands. */
+START_TEST(order_of_zeros_and_nan) {
+    float a[] = { -0.0F, 0.0F, NAN, 1, INFINITY }, b[] = { 0.0F, -0.0F, 1, NAN, NAN }, out[5];
+    const void *src[] = { a, b };
+    static const dtr_op both[] = { DTR_MIN, DTR_MAX };
+    for (int i = 0; i < 2; i++) {
+        dtr__reduce(out, src, 2, 5, DTR_F32, both[i], 2, NULL);
+        ck_assert(signbit(out[0]) && !signbit(out[1]));
+        ck_assert(isnan(out[2]) && isnan(out[3]) && isnan(out[4]));
+    }
+}
+END_TEST
+
+/* Bool elements other than 0 and 1 count as 1; results are 0 or 1. */
+START_TEST(bool_results) {
+    uint8_t a[] = { 0, 1, 2, 0x80 }, b[] = { 0, 1, 1, 0x40 }, out[4];
+    const void *src[] = { a, b };
+    for (int op = 0; op < 9; op++) {
+        if (dtr_op_supports((dtr_op)op, DTR_BOOL)) {
+            dtr__reduce(out, src, 2, 4, DTR_BOOL, (dtr_op)op, 2, NULL);
+            const int one = op == DTR_BXOR ? 0 : 1;
+            ck_assert(out[0] == 0 && out[1] == one && out[2] == one && out[3] == one);
+        }
+    }
+}
+END_TEST
+
+/* Inputs that dtr__premul has scaled are summed as they are. */
+START_TEST(premul_without_factors) {
+    float a[] = { 1, 2 }, b[] = { 3, 4 }, out[2];
+    const void *src[] = { a, b };
+    dtr__premul(a, a, 2, DTR_F32, 0.5);
+    dtr__reduce(out, src, 2, 2, DTR_F32, DTR_PREMUL_SUM, 2, NULL);
+    ck_assert(out[0] == 3.5F && out[1] == 5);
+}
+END_TEST
+
+/* A job larger than most caches, whose stores may go past them: nothing is lost or moved. */
+START_TEST(large_job) {
+    enum { LARGE = 4 << 20 };
+    int32_t *a = malloc(LARGE * sizeof *a), *out = malloc((LARGE + 2) * sizeof *out);
+    for (int k = 0; k < LARGE; k++) {
+        a[k] = k;
+    }
+    const void *src[] = { a, a };
+    out[0] = out[LARGE + 1] = -1;
+    dtr__reduce(out + 1, src, 2, LARGE, DTR_I32, DTR_SUM, 2, NULL);
+    bool right = out[0] == -1 && out[LARGE + 1] == -1;
+    for (int k = 0; k < LARGE; k++) {
+        right = right && out[k + 1] == 2 * k;
+    }
+    free(a);
+    free(out);
+    ck_assert(right);
+}
+END_TEST
+
+START_TEST(the_set_in_use) {
+    const char *wish = getenv("DTR_KERNELS");
+    const bool there = wish != NULL && dtr__kernels_find(wish) != NULL;
+    ck_assert_ptr_nonnull(dtr__kernels_find(dtr__kernels_name()));
+    if (there) {
+        ck_assert_str_eq(dtr__kernels_name(), wish);
+    }
+    ck_assert_ptr_null(dtr__kernels_find("mmx"));
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = tcase_create("reduce");
+    tcase_add_test(tc, legal_pairs);
+    tcase_add_test(tc, any_bits_in_every_set);
+    tcase_add_test(tc, ordinary_numbers_in_every_set);
+    tcase_add_test(tc, f16_mean_beyond_its_range);
+    tcase_add_test(tc, integer_mean_and_wrap);
+    tcase_add_test(tc, order_of_zeros_and_nan);
+    tcase_add_test(tc, bool_results);
+    tcase_add_test(tc, premul_without_factors);
+    tcase_add_test(tc, large_job);
+    tcase_add_test(tc, the_set_in_use);
+    suite_add_tcase(s, tc);
+    add_convert_tests(s);
+}
+
+int main(void) {
+    return th_unit_main("kernels", make);
+}
