@@ -1,0 +1,588 @@
+/* DDP: training equals one process, views, dropped forwards, repeated and missing gradients, the
+ * table of states, overlap, ready orders. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data.h"
+#include "ddp_models.h"
+
+/* ---- T40, T41: the plain model on the whole batch ---- */
+
+typedef struct run {
+    dtr_ddp *ddp;
+} run;
+
+static void report(void *arg, int layer) {
+    TH_IS(dtr_ddp_grad_ready(((run *)arg)->ddp, (size_t)layer, NULL), DTR_OK);
+}
+
+static void make_batch(int W, int iteration, float *x, float *y) {
+    th_rng g = { 99 };
+    for (int k = 0; k < W * NET_IN; k++) {
+        x[k] = (float)th_uniform(&g) * 2 - 1;
+    }
+    for (int k = 0; k < W * NET_OUT; k++) {
+        y[k] = (float)th_uniform(&g);
+    }
+    for (int i = 0; i < iteration && W > 1; i++) { /* permuted alike on all ranks */
+        float row_x[NET_IN], row_y[NET_OUT];
+        memcpy(row_x, x, sizeof row_x);
+        memcpy(row_y, y, sizeof row_y);
+        memmove(x, x + NET_IN, sizeof row_x * (size_t)(W - 1));
+        memmove(y, y + NET_OUT, sizeof row_y * (size_t)(W - 1));
+        memcpy(x + NET_IN * (W - 1), row_x, sizeof row_x);
+        memcpy(y + NET_OUT * (W - 1), row_y, sizeof row_y);
+    }
+}
+
+static void descend(net *n, float *const *grad) {
+    for (int l = 0; l < NET_PARAMS; l++) {
+        for (size_t k = 0; k < net_numel(l); k++) {
+            n->weight[l][k] -= grad[l][k];
+        }
+    }
+}
+
+static void plain_step(net *n, int W, const float *x, const float *y) {
+    float *grad[NET_PARAMS];
+    for (int l = 0; l < NET_PARAMS; l++) {
+        grad[l] = calloc(net_numel(l), sizeof(float));
+    }
+    net_backward(n, x, y, W, grad, NULL, NULL);
+    descend(n, grad);
+    for (int l = 0; l < NET_PARAMS; l++) {
+        free(grad[l]);
+    }
+}
+
+static void ddp_step(net *n, dtr_ddp *ddp, const float *x, const float *y) {
+    run r = { ddp };
+    float *grad[NET_PARAMS];
+    for (int l = 0; l < NET_PARAMS; l++) {
+        grad[l] = grad_of(ddp, (size_t)l);
+        memset(grad[l], 0, net_numel(l) * sizeof(float));
+    }
+    TH_IS(dtr_ddp_grad_clear(ddp, SIZE_MAX), DTR_OK);
+    TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+    TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    net_backward(n, x + NET_IN * th_rank(), y + NET_OUT * th_rank(), 1, grad, report, &r);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    for (int l = 0; l < NET_PARAMS; l++) {
+        grad[l] = grad_of(ddp, (size_t)l);
+    }
+    descend(n, grad);
+}
+
+static bool near(float a, float b) {
+    return fabsf(a - b) <= 5e-5f + 1.3e-6f * fabsf(b);
+}
+
+static void check_plan(dtr_ddp *ddp) {
+    char text[64];
+    plan_text(dtr_ddp_plan(ddp), text, sizeof text);
+    TH_CHECK(strcmp(text, "2,1|0") == 0, "plan is %s", text);
+}
+
+static void train(bool view, bool own_grads) {
+    int W = th_size();
+    net plain = net_new(5), n = net_new(th_rank() == 0 ? 5 : 77);
+    dtr_tensor *own[NET_PARAMS] = { NULL };
+    for (int l = 0; l < NET_PARAMS && own_grads; l++) {
+        TH_IS(dtr_tensor_clone(n.value[l], &own[l]), DTR_OK);
+        n.params[l].grad = own[l];
+    }
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.bucket_cap_bytes = 1048;
+    o.grad_as_bucket_view = view;
+    dtr_ddp *ddp = NULL;
+    TH_OK(dtr_ddp_create(th_group(), n.params, NET_PARAMS, &o, &ddp));
+    check_plan(ddp);
+    for (int l = 0; l < NET_PARAMS; l++) {
+        TH_CHECK(!own_grads || dtr_ddp_grad(ddp, (size_t)l) == own[l], "another gradient handle");
+    }
+    float x[7 * NET_IN], y[7 * NET_OUT];
+    for (int i = 0; i < 3; i++) {
+        make_batch(W, i, x, y);
+        plain_step(&plain, W, x, y);
+        ddp_step(&n, ddp, x, y);
+        for (int l = 0; l < NET_PARAMS; l++) {
+            for (size_t k = 0; k < net_numel(l); k++) {
+                TH_CHECK(near(n.weight[l][k], plain.weight[l][k]), "fc%d[%zu] is %g, want %g",
+                         l + 1, k, n.weight[l][k], plain.weight[l][k]);
+            }
+        }
+        TH_AGREE();
+    }
+    check_plan(ddp);
+    dtr_ddp_stats s = stats_of(ddp);
+    TH_CHECK(s.last.bytes == 2880 && s.last.buckets == 2, "bytes %zu in %zu buckets", s.last.bytes,
+             s.last.buckets);
+    TH_CHECK(W == 1 || s.last.collectives == 2, "%zu collectives", s.last.collectives);
+    TH_IS(dtr_ddp_check_equal(ddp), DTR_OK);
+    float last = grad_of(ddp, 1)[7];
+    TH_OK(dtr_ddp_destroy(ddp));
+    for (int l = 0; l < NET_PARAMS && own_grads; l++) { /* I5 */
+        TH_CHECK(l != 1 || ((float *)dtr_tensor_data(own[l]))[7] == last, "gradient lost");
+        dtr_tensor_release(own[l]);
+    }
+    net_free(&plain);
+    net_free(&n);
+    TH_AGREE();
+}
+
+START_TEST(plain_model) {
+    train(false, false);
+    train(false, true);
+}
+END_TEST
+
+START_TEST(plain_model_view) {
+    train(true, false);
+    train(true, true);
+}
+END_TEST
+
+/* T46, ST2: outputs may be dropped. */
+START_TEST(dropped_outputs) {
+    synth s = synth_equal(4, 100);
+    dtr_ddp *ddp = ddp_new(&s, NULL);
+    for (int i = 0; i < 4; i++) {
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    }
+    for (int i = 0; i < 4; i++) {
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK); /* a dropped forward */
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+        synth_good_step(ddp, &s, i);
+        TH_AGREE();
+    }
+    dtr_ddp_stats st = stats_of(ddp);
+    TH_CHECK(st.forwards == 12 && st.steps == 4 && st.local_steps == 0, "%d forwards, %d steps",
+             (int)st.forwards, (int)st.steps);
+    TH_CHECK(th_size() == 1 || st.last.collectives == st.last.buckets, "%zu collectives",
+             st.last.collectives);
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* T55: reported more than once. */
+static void several_times(bool alias) {
+    synth s = synth_equal(3, 10);
+    dtr_param params[4];
+    memcpy(params, s.params, 3 * sizeof params[0]);
+    params[3] = (dtr_param){ "again", s.params[1].value, NULL, 0 };
+    size_t twice = alias ? 3 : 1;
+    dtr_ddp *ddp = NULL;
+    TH_OK(dtr_ddp_create(th_group(), params, 4, NULL, &ddp));
+    synth_backward(ddp, &s, 0);
+    TH_IS(dtr_ddp_grad_ready(ddp, twice, NULL), DTR_ERR_STATE);
+    TH_MESSAGE("'p1' (1)");
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_STATE);
+    TH_MESSAGE("'p1' (1) became ready twice on rank 0");
+    TH_AGREE();
+    synth_good_step(ddp, &s, 1);
+    TH_OK(dtr_ddp_destroy(ddp));
+
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.static_graph = true;
+    TH_OK(dtr_ddp_create(th_group(), params, 4, &o, &ddp));
+    for (int step = 0; step < 5; step++) {
+        synth_write(ddp, &s, 1, 100, false); /* a first contribution, overwritten by the second */
+        TH_IS(dtr_ddp_grad_ready(ddp, twice, NULL), DTR_OK);
+        synth_good_step(ddp, &s, step);
+        TH_AGREE();
+    }
+    synth_backward(ddp, &s, 5); /* now only once */
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_GRAPH);
+    TH_MESSAGE("'p1' (1) was reported 1 times on rank 0");
+    TH_AGREE();
+    synth_backward(ddp, &s, 5); /* three times */
+    TH_IS(dtr_ddp_grad_ready(ddp, 1, NULL), DTR_OK);
+    TH_IS(dtr_ddp_grad_ready(ddp, 1, NULL), DTR_ERR_GRAPH);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_GRAPH);
+    TH_MESSAGE("'p1' (1) was reported 3 times on rank 0");
+    TH_AGREE();
+    TH_IS(dtr_ddp_grad_ready(ddp, twice, NULL), DTR_OK);
+    synth_good_step(ddp, &s, 6);
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+
+START_TEST(repeated_ready) {
+    several_times(false);
+    several_times(true);
+}
+END_TEST
+
+/* ---- T58: ER10, ER11 with each rank as the bad one ---- */
+
+typedef struct fault {
+    size_t param;
+    int rank;
+    bool twice, forward;
+} fault;
+
+static void bad_step(dtr_ddp *ddp, const synth *s, fault f) {
+    char word[128];
+    double began = th_now();
+    if (f.forward) {
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    }
+    for (size_t i = s->n; i-- > 0;) {
+        synth_write(ddp, s, i, 0, false);
+        if (th_rank() != f.rank || i != f.param || f.twice) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+    }
+    if (th_rank() == f.rank && f.twice) {
+        TH_IS(dtr_ddp_grad_ready(ddp, f.param, NULL), DTR_ERR_STATE);
+    }
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_STATE);
+    snprintf(word, sizeof word, "parameter 'p%zu' (%zu) %s on rank %d", f.param, f.param,
+             f.twice ? "became ready twice" : "was not ready", f.rank);
+    TH_MESSAGE(word);
+    TH_CHECK(th_now() - began < 2, "the error took %g s", th_now() - began);
+    TH_AGREE();
+}
+
+static void all_faults(const dtr_ddp_options *o) {
+    synth s = synth_equal(5, 30);
+    dtr_ddp *ddp = ddp_new(&s, o);
+    for (int r = 0; r < th_size(); r++) {
+        for (int k = 0; k < 12; k++) {
+            fault f = { (size_t[]){ 0, 2, 4 }[k % 3], r, k / 3 % 2 == 1, k / 6 == 1 };
+            uint64_t before = stats_of(ddp).errors;
+            bad_step(ddp, &s, f);
+            TH_CHECK(stats_of(ddp).errors > before, "the error was not counted");
+        }
+        synth_good_step(ddp, &s, r);
+        TH_AGREE();
+    }
+    TH_CHECK(stats_of(ddp).has_error && strstr(stats_of(ddp).error, "rank") != NULL,
+             "error text: %s", stats_of(ddp).error);
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+
+START_TEST(missing_and_double) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.bucket_cap_bytes = 200; /* several buckets */
+    all_faults(&o);
+    all_faults(NULL); /* one */
+    o.grad_as_bucket_view = true;
+    all_faults(&o);
+    o.grad_as_bucket_view = false;
+    o.has_reduce_dtype = true;
+    o.reduce_dtype = DTR_F64;
+    all_faults(&o);
+    o.has_reduce_dtype = false;
+    o.flags = DTR_DDP_PER_PARAM;
+    all_faults(&o);
+}
+END_TEST
+
+/* Y3, Y7: two bad ranks; the collectives are those of a good step. */
+START_TEST(two_bad_ranks) {
+    synth s = synth_equal(5, 30);
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.bucket_cap_bytes = 200;
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    synth_good_step(ddp, &s, 0);
+    synth_good_step(ddp, &s, 1);
+    for (size_t i = 0; i < 5; i++) {
+        synth_write(ddp, &s, i, 2, false);
+        if (!(th_rank() == 1 && i >= 2) && !(th_rank() == 2 && i == 0)) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+    }
+    TH_IS(dtr_ddp_check_finalized(ddp), th_rank() == 1 || th_rank() == 2 ? DTR_ERR_STATE : DTR_OK);
+    if (th_rank() == 1) {
+        TH_MESSAGE("'p2' (2), 'p3' (3), 'p4' (4)");
+    }
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_STATE);
+    TH_MESSAGE("'p2' (2) was not ready on rank 1 (2 more)");
+    TH_MESSAGE("on 1 more of");
+    TH_IS(dtr_ddp_check_finalized(ddp), DTR_OK);
+    TH_AGREE();
+    synth_good_step(ddp, &s, 3);
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* M1: indices. */
+START_TEST(bad_indices) {
+    synth s = synth_equal(3, 4);
+    s.params[0].flags = DTR_PARAM_FROZEN;
+    s.params[1].flags = DTR_PARAM_IGNORED;
+    dtr_ddp *ddp = ddp_new(&s, NULL);
+    for (size_t i = 0; i < 4; i++) {
+        if (i != 2) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_ERR_ARG);
+            TH_MESSAGE(i == 0 ? "frozen" : i == 1 ? "ignored" : "no parameter 3");
+            TH_CHECK(dtr_ddp_grad(ddp, i) == NULL, "a gradient for %zu", i);
+            TH_CHECK(!dtr_ddp_grad_defined(ddp, i), "a defined gradient for %zu", i);
+            TH_IS(dtr_ddp_grad_clear(ddp, i), DTR_ERR_ARG);
+        }
+    }
+    TH_IS(dtr_ddp_grad_ready(NULL, 0, NULL), DTR_ERR_ARG);
+    TH_IS(dtr_ddp_backward_end(NULL, NULL), DTR_ERR_ARG);
+    TH_IS(dtr_ddp_forward_begin(NULL), DTR_ERR_ARG);
+    TH_IS(dtr_ddp_get_stats(ddp, NULL), DTR_ERR_ARG);
+    dtr_ddp_stats st = { 0 };
+    TH_IS(dtr_ddp_get_stats(ddp, &st), DTR_ERR_ARG);
+    TH_CHECK(dtr_ddp_plan(NULL) == NULL && dtr_ddp_print_plan(NULL, NULL, 0) == 0 &&
+                 !dtr_ddp_sync(NULL) && dtr_ddp_destroy(NULL) == DTR_OK,
+             "NULL is not passed over");
+    synth_write(ddp, &s, 2, 0, false);
+    TH_IS(dtr_ddp_grad_ready(ddp, 2, NULL), DTR_OK);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    synth_check(ddp, &s, 2, 0, th_size());
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* ---- T57, ST1: the table of states ---- */
+
+enum {
+    CALL_FORWARD_BEGIN,
+    CALL_FORWARD_END,
+    CALL_READY,
+    CALL_END,
+    CALL_CLEAR,
+    CALL_EQUAL,
+    CALL_STATIC,
+    CALLS
+};
+static const char *const call_names[] = { "forward_begin",   "forward_end", "grad_ready",
+                                          "backward_end",    "grad_clear",  "check_equal",
+                                          "set_static_graph" };
+enum { IN_IDLE, IN_FORWARD, IN_ARMED, IN_LOCAL, IN_REDUCING, IN_EVAL_IDLE, STATES };
+static const char *const state_names[] = { "IDLE",  "FORWARD",  "ARMED",
+                                           "LOCAL", "REDUCING", "IDLE, evaluating" };
+/* y: legal; n: DTR_ERR_STATE; -: legal, but leads elsewhere than this test wants to go. */
+static const char *const table[STATES] = {
+    [IN_IDLE] = "-n--yyn",  [IN_FORWARD] = "y-nnynn",  [IN_ARMED] = "-n--ynn",
+    [IN_LOCAL] = "-n--ynn", [IN_REDUCING] = "nn--nnn", [IN_EVAL_IDLE] = "-nnnyyn",
+};
+
+static dtr_status make_call(dtr_ddp *ddp, int call) {
+    switch (call) {
+    case CALL_FORWARD_BEGIN:
+        return dtr_ddp_forward_begin(ddp);
+    case CALL_FORWARD_END:
+        return dtr_ddp_forward_end(ddp, NULL, 0);
+    case CALL_READY:
+        return dtr_ddp_grad_ready(ddp, 0, NULL);
+    case CALL_END:
+        return dtr_ddp_backward_end(ddp, NULL);
+    case CALL_CLEAR:
+        return dtr_ddp_grad_clear(ddp, 2);
+    case CALL_EQUAL:
+        return dtr_ddp_check_equal(ddp);
+    default:
+        return dtr_ddp_set_static_graph(ddp);
+    }
+}
+
+static void go_to(dtr_ddp *ddp, const synth *s, int state) {
+    TH_IS(dtr_ddp_set_sync(ddp, state != IN_LOCAL), DTR_OK);
+    TH_IS(dtr_ddp_set_eval(ddp, state == IN_EVAL_IDLE), DTR_OK);
+    if (state == IN_FORWARD || state == IN_ARMED || state == IN_LOCAL) {
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+    }
+    if (state == IN_ARMED || state == IN_LOCAL) {
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    }
+    if (state == IN_REDUCING) {
+        synth_write(ddp, s, 2, 4, false);
+        TH_IS(dtr_ddp_grad_ready(ddp, 2, NULL), DTR_OK);
+    }
+}
+
+/* The open iteration can be finished with right values. */
+static void go_on(dtr_ddp *ddp, const synth *s, int state) {
+    if (state == IN_FORWARD) {
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    }
+    TH_IS(dtr_ddp_set_eval(ddp, false), DTR_OK);
+    for (size_t i = state == IN_REDUCING ? 2 : 3; i-- > 0;) {
+        synth_write(ddp, s, i, 4, false);
+        TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+    }
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    if (state != IN_LOCAL) {
+        synth_check_all(ddp, s, 4, th_size());
+    }
+    TH_IS(dtr_ddp_set_sync(ddp, true), DTR_OK);
+}
+
+START_TEST(states) {
+    synth s = synth_equal(3, 20);
+    dtr_ddp *ddp = ddp_new(&s, NULL);
+    synth_good_step(ddp, &s, 0);
+    for (int state = 0; state < STATES; state++) {
+        for (int call = 0; call < CALLS; call++) {
+            char want = table[state][call];
+            if (want == '-') {
+                continue;
+            }
+            go_to(ddp, &s, state);
+            dtr_status got = make_call(ddp, call);
+            TH_CHECK(got == (want == 'y' ? DTR_OK : DTR_ERR_STATE), "%s in %s gave %s",
+                     call_names[call], state_names[state], dtr_status_name(got));
+            go_on(ddp, &s, state);
+            TH_AGREE();
+        }
+    }
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* F5: forward_begin in an open backward names what is missing; the iteration can be finished. */
+START_TEST(forward_in_backward) {
+    synth s = synth_equal(3, 20);
+    dtr_ddp *ddp = ddp_new(&s, NULL);
+    synth_write(ddp, &s, 1, 0, false);
+    TH_IS(dtr_ddp_grad_ready(ddp, 1, NULL), DTR_OK);
+    TH_IS(dtr_ddp_forward_begin(ddp), DTR_ERR_STATE);
+    TH_MESSAGE("'p0' (0), 'p2' (2)");
+    for (size_t i = 0; i < 3; i += 2) {
+        synth_write(ddp, &s, i, 0, false);
+        TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+    }
+    TH_IS(dtr_ddp_forward_begin(ddp), DTR_ERR_STATE);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    synth_check_all(ddp, &s, 0, th_size());
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* ---- T59: overlap in the first step; T60: any order, any thread ---- */
+
+START_TEST(overlap_first_step) {
+    for (int up = 0; up < 2; up++) {
+        synth s = synth_equal(20, 16384);
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        o.bucket_cap_bytes = 3 * 65536;
+        o.first_bucket_bytes = 65536;
+        dtr_ddp *ddp = ddp_new(&s, &o);
+        uint64_t before = stats_of(ddp).steps;
+        for (size_t k = 0; k < 20; k++) {
+            size_t i = up ? k : 19 - k;
+            synth_write(ddp, &s, i, 1, false);
+            th_sleep(0.002);
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        synth_check_all(ddp, &s, 1, th_size());
+        dtr_ddp_step last = stats_of(ddp).last;
+        TH_CHECK(before == 0 && last.buckets == 8, "%zu buckets", last.buckets);
+        /* In the order of the plan, buckets travelled while others were computed. */
+        TH_CHECK(up || th_size() == 1 || last.comm_s > last.exposed_comm_s,
+                 "nothing was hidden: %g of %g s", last.exposed_comm_s, last.comm_s);
+        TH_AGREE();
+        TH_OK(dtr_ddp_destroy(ddp));
+        synth_free(&s);
+    }
+}
+END_TEST
+
+enum { THREADS = 8 };
+typedef struct worker {
+    dtr_ddp *ddp;
+    const size_t *order;
+    size_t n;
+    int which;
+    _Atomic int failures;
+} worker;
+
+static void *work(void *arg) {
+    worker *w = arg;
+    for (size_t k = (size_t)w->which; k < w->n; k += THREADS) {
+        w->failures += dtr_ddp_grad_ready(w->ddp, w->order[k], NULL) != DTR_OK;
+    }
+    return NULL;
+}
+
+static void in_threads(dtr_ddp *ddp, const size_t *order, size_t n) {
+    pthread_t thread[THREADS];
+    worker w[THREADS];
+    for (int t = 0; t < THREADS; t++) {
+        w[t] = (worker){ ddp, order, n, t, 0 };
+        pthread_create(&thread[t], NULL, work, &w[t]);
+    }
+    for (int t = 0; t < THREADS; t++) {
+        pthread_join(thread[t], NULL);
+        TH_CHECK(w[t].failures == 0, "%d calls failed in thread %d", w[t].failures, t);
+    }
+}
+
+START_TEST(ready_orders) {
+    enum { N = 40 };
+    th_rng g = { 1000 + (uint64_t)th_rank() }; /* other orders on other ranks */
+    size_t sizes[N], order[N];
+    for (size_t i = 0; i < N; i++) {
+        sizes[i] = i * 7 % 50; /* empty ones too */
+        order[i] = i;
+    }
+    synth s = synth_new(N, sizes, DTR_F32);
+    for (int view = 0; view < 2; view++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        o.bucket_cap_bytes = 400;
+        o.grad_as_bucket_view = view == 1;
+        dtr_ddp *ddp = ddp_new(&s, &o);
+        bool threads = strcmp(th_thread_level(), "multiple") == 0;
+        for (int step = 0; step < 50; step++) {
+            for (size_t i = N; i > 1; i--) {
+                size_t j = th_next(&g) % i, t = order[i - 1];
+                order[i - 1] = order[j];
+                order[j] = t;
+            }
+            for (size_t i = 0; i < N; i++) {
+                synth_write(ddp, &s, i, step, false);
+            }
+            if (threads) {
+                in_threads(ddp, order, N);
+            } else {
+                for (size_t k = 0; k < N; k++) {
+                    TH_IS(dtr_ddp_grad_ready(ddp, order[k], NULL), DTR_OK);
+                }
+            }
+            TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+            synth_check_all(ddp, &s, step, th_size());
+            TH_AGREE();
+        }
+        TH_OK(dtr_ddp_destroy(ddp));
+    }
+    synth_free(&s);
+}
+END_TEST
+
+static void make(Suite *suite) {
+    TCase *tc = th_case(suite, "ddp basic", 100);
+    th_add(tc, plain_model, 0, 0);
+    th_add(tc, plain_model_view, 0, 0);
+    th_add(tc, dropped_outputs, 0, 0);
+    th_add(tc, repeated_ready, 0, 0);
+    th_add(tc, missing_and_double, 0, 0);
+    th_add(tc, two_bad_ranks, 3, 0);
+    th_add(tc, bad_indices, 0, 0);
+    th_add(tc, states, 0, 0);
+    th_add(tc, forward_in_backward, 0, 0);
+    th_add(tc, overlap_first_step, 0, 0);
+    th_add(tc, ready_orders, 0, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "ddp_basic", make);
+}

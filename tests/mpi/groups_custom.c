@@ -1,0 +1,344 @@
+/* Backends of the program's own: registration, selection, what they are told, and their calls. */
+#include <stdatomic.h>
+
+#include <dtr/backend.h>
+#include <dtr/mpi.h>
+
+#include "groups_common.h"
+
+/* ---- a loopback backend that counts ---- */
+
+static struct {
+    int created, destroyed, allreduces, tests, cancelled;
+    char name[64];
+    int rank, size, first_world_rank;
+    double timeout_s;
+    char option_desc[32];
+    size_t args_size;
+    uint64_t got;       /* put by rank 0 under "answer" */
+    dtr_status nothing; /* of asking for a key that nobody puts */
+} toy;
+
+static int a_state, never;
+
+static dtr_status toy_create(const dtr_backend_args *a, void **state) {
+    uint64_t answer = 4200 + (uint64_t)a->world_ranks[0];
+    size_t nbytes = 0;
+    toy.created++;
+    toy.args_size = a->struct_size;
+    snprintf(toy.name, sizeof toy.name, "%s", a->group_name);
+    snprintf(toy.option_desc, sizeof toy.option_desc, "%s",
+             a->options->desc != NULL ? a->options->desc : "");
+    toy.rank = a->rank;
+    toy.size = a->size;
+    toy.first_world_rank = a->world_ranks[0];
+    toy.timeout_s = a->timeout_s;
+    if (a->rank == 0 && a->put(a->exchange, "answer", &answer, sizeof answer) < 0) {
+        return DTR_ERR_SYSTEM;
+    }
+    dtr_status s = a->get(a->exchange, "answer", &toy.got, sizeof toy.got, &nbytes, 20);
+    if (s < 0 || nbytes != sizeof toy.got) {
+        return s < 0 ? s : DTR_ERR_SYSTEM;
+    }
+    double began = th_now();
+    toy.nothing = a->get(a->exchange, "no such key", &answer, sizeof answer, &nbytes, 0.2);
+    double took = th_now() - began;
+    if (took < 0.2 || took > 0.5) {
+        return DTR_ERR_SYSTEM;
+    }
+    *state = &a_state;
+    return DTR_OK;
+}
+
+static void toy_destroy(void *state) {
+    toy.destroyed += state == &a_state;
+}
+
+/* Every rank gets its own input back. */
+static dtr_status toy_allreduce(void *state, const dtr_backend_call *c, void **request) {
+    toy.allreduces++;
+    memmove(c->out.data, c->in.data, c->in.count * dtr_dtype_size(c->in.dtype));
+    *request = c->op == DTR_MAX ? state : NULL; /* MAX takes a while */
+    return c->op == DTR_MIN ? DTR_ERR_SYSTEM : DTR_OK;
+}
+
+static dtr_status toy_test(void *state, void *request, bool *done, int *source) {
+    (void)state;
+    (void)source;
+    *done = request != &never && ++toy.tests % 3 == 0;
+    return DTR_OK;
+}
+
+static dtr_status toy_never(void *state, const dtr_backend_call *c, void **request) {
+    (void)state;
+    (void)c;
+    *request = &never;
+    return DTR_OK;
+}
+
+static void toy_cancel(void *state, void *request) {
+    (void)state;
+    toy.cancelled += request == &never;
+}
+
+static int toy_can(void *state, const char *operation, const dtr_backend_call *c) {
+    (void)state;
+    return strcmp(operation, "allreduce") == 0 && c->in.dtype == DTR_F64 ? 0 : 1;
+}
+
+static dtr_backend_ops toy_ops(void) {
+    dtr_backend_ops o = DTR_BACKEND_OPS_INIT;
+    o.create = toy_create;
+    o.destroy = toy_destroy;
+    o.can = toy_can;
+    o.test = toy_test;
+    o.cancel = toy_cancel;
+    o.allreduce = toy_allreduce;
+    o.send = toy_never;
+    return o;
+}
+
+static dtr_world *toy_world(void) {
+    dtr_world *w = NULL;
+    dtr_backend_ops o = toy_ops();
+    memset(&toy, 0, sizeof toy);
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    TH_IS(dtr_backend_register(w, "Toy", &o, DTR_BACKEND_CPU), DTR_OK);
+    return w;
+}
+
+static dtr_group *toy_group(dtr_world *w, const char *backend) {
+    dtr_group *g = NULL;
+    dtr_group_options o = options(12, NULL);
+    o.backend = backend;
+    o.desc = "for the toy";
+    TH_IS(dtr_group_create(w, NULL, th_size(), &o, &g), DTR_OK);
+    return g;
+}
+
+/* ---- registration ---- */
+
+START_TEST(CFG9_names_and_CFG10_masks) {
+    dtr_world *w = toy_world();
+    dtr_backend_ops o = toy_ops(), empty = DTR_BACKEND_OPS_INIT;
+    TH_IS(dtr_backend_register(w, "mpi", &o, DTR_BACKEND_CPU), DTR_ERR_STATE);
+    TH_IS(dtr_backend_register(w, "NCCL", &o, DTR_BACKEND_CPU), DTR_ERR_STATE);
+    TH_IS(dtr_backend_register(w, "toy", &o, DTR_BACKEND_CPU), DTR_ERR_STATE);
+    TH_MESSAGE("toy");
+    TH_IS(dtr_backend_register(w, "other", &o, 0), DTR_ERR_ARG);
+    TH_MESSAGE("mask");
+    TH_IS(dtr_backend_register(w, "other", &o, 8), DTR_ERR_ARG);
+    const char *bad[] = {
+        NULL, "", "auto", "Undefined", "a:b", "a,b", "a name", "sixteen-letters-"
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        TH_IS(dtr_backend_register(w, bad[i], &o, DTR_BACKEND_CPU), DTR_ERR_ARG);
+    }
+    TH_IS(dtr_backend_register(w, "other", NULL, DTR_BACKEND_CPU), DTR_ERR_ARG);
+    TH_IS(dtr_backend_register(w, "other", &empty, DTR_BACKEND_CPU), DTR_ERR_ARG);
+    TH_IS(dtr_backend_register(NULL, "other", &o, DTR_BACKEND_CPU), DTR_ERR_ARG);
+    o.struct_size = 0;
+    TH_IS(dtr_backend_register(w, "other", &o, DTR_BACKEND_CPU), DTR_ERR_ARG);
+    TH_CHECK(dtr_backend_available(w, "TOY") && !dtr_backend_available(w, "other"), "availability");
+    TH_CHECK(!dtr_backend_available(NULL, "toy"), "NULL world: built-in ones only");
+    TH_CHECK(!dtr_backend_available(th_world(), "toy"), "BKD4: another world knows it");
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* ---- selection and what create is told ---- */
+
+START_TEST(CFG8_calls_and_CFG11_arguments) {
+    dtr_world *w = toy_world();
+    dtr_group *g = toy_group(w, "CPU:toy");
+    TH_CHECK(toy.created == 1 && toy.destroyed == 0, "created %d times", toy.created);
+    TH_CHECK(strcmp(toy.name, dtr_group_name(g)) == 0 &&
+                 strcmp(toy.option_desc, "for the toy") == 0,
+             "name '%s', options '%s'", toy.name, toy.option_desc);
+    TH_CHECK(toy.rank == th_rank() && toy.size == th_size() && toy.first_world_rank == 0 &&
+                 toy.timeout_s == 12 && toy.args_size >= sizeof(dtr_backend_args),
+             "rank, size, list, timeout or struct_size");
+    TH_CHECK(toy.got == 4200, "the value of rank 0 was read as %llu", (unsigned long long)toy.got);
+    TH_CHECK(toy.nothing == DTR_ERR_TIMEOUT, "STO3: %s", dtr_status_name(toy.nothing));
+    TH_CHECK(strcmp(info_of(g).backend_asked, "cpu:toy") == 0 &&
+                 strcmp(info_of(g).backend, "cpu:toy") == 0,
+             "asked %s, chosen %s", info_of(g).backend_asked, info_of(g).backend);
+    TH_AGREE();
+    int32_t in = th_rank() + 5, out = 0;
+    dtr_buffer a = dtr_cpu(&in, 1, DTR_I32), b = dtr_cpu(&out, 1, DTR_I32);
+    TH_IS(dtr_allreduce(g, a, b, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_CHECK(out == in && toy.allreduces == 1, "its own input back");
+    dtr_work *work = NULL;
+    out = 0;
+    TH_IS(dtr_allreduce(g, a, b, DTR_MAX, NULL, &work), DTR_OK); /* BKD2: test */
+    TH_IS(dtr_work_wait(work, -1), DTR_OK);
+    TH_IS(dtr_work_release(work), DTR_OK);
+    TH_CHECK(out == in && toy.tests >= 3, "%d tests", toy.tests);
+    TH_CHECK(dtr_group_seq(g) == 2, "sequence");
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_CHECK(toy.destroyed == 1, "destroyed %d times", toy.destroyed);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+START_TEST(STO4_keys_are_the_groups_own) {
+    dtr_world *w = toy_world();
+    int second[1] = { th_size() - 1 };
+    dtr_group_options o = options(0, NULL);
+    o.backend = "cpu:toy";
+    dtr_group *a = NULL, *b = NULL;
+    TH_IS(dtr_group_create(w, NULL, th_size(), &o, &a), DTR_OK);
+    TH_CHECK(toy.got == 4200, "%llu", (unsigned long long)toy.got);
+    TH_IS(dtr_group_create(w, second, 1, &o, &b), DTR_OK);
+    if (b != NULL) {
+        TH_CHECK(toy.got == 4200 + (uint64_t)second[0], "the value of another group");
+    }
+    TH_IS(dtr_group_destroy(b), DTR_OK);
+    TH_IS(dtr_group_destroy(a), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+START_TEST(BKD1_empty_slots) {
+    dtr_world *w = toy_world();
+    dtr_group *g = toy_group(w, "toy");
+    int32_t x = 1;
+    double d = 1;
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_IS(dtr_broadcast(g, dtr_cpu(&x, 1, DTR_I32), 0, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("toy");
+    TH_IS(dtr_allreduce(g, dtr_cpu(&d, 1, DTR_F64), dtr_cpu(&d, 1, DTR_F64), DTR_SUM, NULL, NULL),
+          DTR_ERR_UNSUPPORTED); /* BKD2: capability query */
+    TH_CHECK(dtr_group_seq(g) == 0 && dtr_group_status(g) == DTR_OK, "refused, nothing broken");
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+START_TEST(BKD2_cancel_and_failure) {
+    dtr_world *w = toy_world();
+    dtr_group *g = toy_group(w, "toy");
+    int32_t x = 1;
+    dtr_coll_options short_limit = DTR_COLL_OPTIONS_INIT;
+    short_limit.timeout_s = 0.2;
+    TH_IS(dtr_send(g, dtr_cpu(&x, 1, DTR_I32), (th_rank() + 1) % th_size(), 0, &short_limit, NULL),
+          th_size() == 1 ? DTR_ERR_RANK : DTR_ERR_TIMEOUT);
+    TH_CHECK(th_size() == 1 || toy.cancelled == 1, "cancelled %d times", toy.cancelled);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    g = toy_group(w, "toy");
+    dtr_status s =
+        dtr_allreduce(g, dtr_cpu(&x, 1, DTR_I32), dtr_cpu(&x, 1, DTR_I32), DTR_MIN, NULL, NULL);
+    TH_CHECK(s == DTR_ERR_SYSTEM || s == DTR_ERR_REMOTE, "%s", dtr_status_name(s));
+    TH_MESSAGE("toy");
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* DES7: a table with the two slots that must be there, and one operation. */
+static dtr_status least_create(const dtr_backend_args *a, void **state) {
+    (void)a;
+    (void)state;
+    return DTR_OK;
+}
+
+START_TEST(DES7_optional_slots) {
+    dtr_world *w = toy_world();
+    dtr_backend_ops o = DTR_BACKEND_OPS_INIT;
+    o.create = least_create;
+    o.allreduce = toy_allreduce;
+    TH_IS(dtr_backend_register(w, "least", &o, DTR_BACKEND_CPU | DTR_BACKEND_CUDA), DTR_OK);
+    dtr_group *g = toy_group(w, "cpu:least");
+    int32_t x = 3;
+    TH_IS(dtr_allreduce(g, dtr_cpu(&x, 1, DTR_I32), dtr_cpu(&x, 1, DTR_I32), DTR_SUM, NULL, NULL),
+          DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* A backend whose create fails on one rank: the group is made nowhere (NEW38). */
+static dtr_status fails_on_last(const dtr_backend_args *a, void **state) {
+    (void)state;
+    return a->rank == a->size - 1 ? DTR_ERR_NOMEM : DTR_OK;
+}
+
+START_TEST(NEW38_one_rank_fails) {
+    dtr_world *w = toy_world();
+    dtr_backend_ops o = DTR_BACKEND_OPS_INIT;
+    o.create = fails_on_last;
+    TH_IS(dtr_backend_register(w, "fails", &o, DTR_BACKEND_CPU), DTR_OK);
+    dtr_group_options go = options(0, NULL);
+    go.backend = "cpu:fails";
+    dtr_group *g = UNTOUCHED;
+    bool last = th_rank() == th_size() - 1;
+    char who[32];
+    snprintf(who, sizeof who, "rank %d", th_size() - 1);
+    TH_IS(dtr_group_create(w, NULL, th_size(), &go, &g), last ? DTR_ERR_NOMEM : DTR_ERR_REMOTE);
+    TH_MESSAGE(who);
+    TH_MESSAGE("DTR_ERR_NOMEM");
+    TH_CHECK(g == UNTOUCHED && dtr_world_group_count(w) == 1, "something is left");
+    TH_IS(dtr_group_create(w, NULL, th_size(), NULL, &g), DTR_OK);
+    TH_CHECK(strcmp(dtr_group_name(g), "1") == 0, "NEW12: named %s", dtr_group_name(g));
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* CFG16: the same text, but not all ranks have registered the name. */
+START_TEST(CFG16_registered_alike) {
+    dtr_world *w = NULL;
+    dtr_backend_ops o = toy_ops();
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    if (th_rank() != 0) {
+        TH_IS(dtr_backend_register(w, "toy", &o, DTR_BACKEND_CPU), DTR_OK);
+    }
+    dtr_group_options go = options(0, NULL);
+    go.backend = "cpu:toy";
+    dtr_group *g = UNTOUCHED;
+    TH_IS(dtr_group_create(w, NULL, th_size(), &go, &g), DTR_ERR_MISMATCH);
+    TH_MESSAGE("toy not registered");
+    go.backend = "cpu:unknown";
+    TH_IS(dtr_group_create(w, NULL, th_size(), &go, &g), DTR_ERR_UNSUPPORTED);
+    TH_CHECK(g == UNTOUCHED, "output touched");
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* CFG2 and BKD3: a group of the CPU alone has nothing for a CUDA buffer. */
+START_TEST(BKD3_no_backend_for_a_device) {
+    dtr_group_options o = options(0, NULL);
+    o.backend = "cpu:mpi";
+    dtr_group *g = made(NULL, th_size(), &o);
+    float x = 1;
+    dtr_buffer cuda = { &x, 1, DTR_F32, { DTR_CUDA, 0 } };
+    TH_IS(dtr_allreduce(g, cuda, cuda, DTR_SUM, NULL, NULL), DTR_ERR_DEVICE);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "groups_custom", 60);
+    th_add(tc, CFG9_names_and_CFG10_masks, 1, 0);
+    th_add(tc, CFG8_calls_and_CFG11_arguments, 1, 0);
+    th_add(tc, STO4_keys_are_the_groups_own, 2, 0);
+    th_add(tc, BKD1_empty_slots, 1, 0);
+    th_add(tc, BKD2_cancel_and_failure, 1, 0);
+    th_add(tc, DES7_optional_slots, 1, 0);
+    th_add(tc, NEW38_one_rank_fails, 2, 0);
+    th_add(tc, CFG16_registered_alike, 2, 0);
+    th_add(tc, BKD3_no_backend_for_a_device, 1, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "groups_custom", make);
+}

@@ -1,0 +1,503 @@
+/* Every collective x dtype x operator with exact data (T120), sizes (T121), alignment (T122), in
+ * place (T125), empty buffers (T05): blocking and asynchronous, default and node-shared memory
+ * (HR12). */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data.h"
+#include "harness.h"
+
+typedef enum kind {
+    BROADCAST,
+    REDUCE,
+    ALLREDUCE,
+    ALLGATHER,
+    ALLGATHERV,
+    GATHER,
+    GATHERV,
+    SCATTER,
+    SCATTERV,
+    REDUCE_SCATTER,
+    REDUCE_SCATTERV,
+    ALLTOALL,
+    ALLTOALLV,
+    KINDS
+} kind;
+static const char *const kind_names[KINDS] = { "broadcast",      "reduce",          "allreduce",
+                                               "allgather",      "allgatherv",      "gather",
+                                               "gatherv",        "scatter",         "scatterv",
+                                               "reduce_scatter", "reduce_scatterv", "alltoall",
+                                               "alltoallv" };
+
+/* One call to make and check. count is the block size of equal forms; v-forms derive theirs from
+ * it. */
+typedef struct variant {
+    kind k;
+    dtr_dtype d;
+    dtr_op op;
+    size_t count, shift;
+    int root;
+    bool async, in_place;
+    dtr_mem mem;
+} variant;
+
+static bool reduces(kind k) {
+    return k == REDUCE || k == ALLREDUCE || k == REDUCE_SCATTER || k == REDUCE_SCATTERV;
+}
+
+static bool takes_in_place(kind k) {
+    return k == REDUCE || k == ALLREDUCE || k == ALLTOALL || k == ALLGATHER || k == ALLGATHERV ||
+           k == REDUCE_SCATTER || k == REDUCE_SCATTERV;
+}
+
+static bool is_v(kind k) {
+    return k == ALLGATHERV || k == GATHERV || k == SCATTERV || k == REDUCE_SCATTERV;
+}
+
+/* Block sizes: v-forms scale (3j + 1) mod 5, which leaves block 3 empty. */
+static size_t block(const variant *v, int j) {
+    return is_v(v->k) ? v->count * (size_t)((3 * j + 1) % 5) : v->count;
+}
+
+static size_t before(const variant *v, int j) {
+    size_t sum = 0;
+    for (int i = 0; i < j; i++) {
+        sum += block(v, i);
+    }
+    return sum;
+}
+
+/* alltoallv: what r sends to j. */
+static size_t pair(const variant *v, int r, int j) {
+    return v->k == ALLTOALLV ? v->count * (size_t)((r + 2 * j) % 4) : v->count;
+}
+
+typedef struct sizes {
+    size_t in, out;
+} sizes;
+
+static sizes sizes_of(const variant *v) {
+    int W = th_size(), r = th_rank();
+    size_t all = before(v, W), mine = block(v, r), to = 0, from = 0;
+    bool root = r == v->root;
+    switch (v->k) {
+    case ALLGATHER:
+    case ALLGATHERV:
+        return (sizes){ mine, all };
+    case GATHER:
+    case GATHERV:
+        return (sizes){ mine, root ? all : 0 };
+    case SCATTER:
+    case SCATTERV:
+        return (sizes){ root ? all : 0, mine };
+    case REDUCE_SCATTER:
+    case REDUCE_SCATTERV:
+        return (sizes){ all, mine };
+    case ALLTOALL:
+    case ALLTOALLV:
+        for (int j = 0; j < W; j++) {
+            to += pair(v, r, j);
+            from += pair(v, j, r);
+        }
+        return (sizes){ to, from };
+    case REDUCE:
+        return (sizes){ v->count, root ? v->count : 0 };
+    default:
+        return (sizes){ v->count, v->count };
+    }
+}
+
+static void *at(void *base, dtr_dtype d, size_t k) {
+    return (char *)base + k * dtr_dtype_size(d);
+}
+
+/* Input of rank r: exact data for reductions, block data (of rank r, block b) for movement. */
+static void fill(const variant *v, void *in, int r) {
+    int W = th_size();
+    if (reduces(v->k)) {
+        th_fill(in, v->d, v->op, 0, sizes_of(v).in, r, W);
+        return;
+    }
+    size_t done = 0;
+    switch (v->k) {
+    case SCATTER:
+    case SCATTERV:
+        for (int j = 0; r == v->root && j < W; j++) {
+            th_fill_block(at(in, v->d, before(v, j)), v->d, block(v, j), r, j);
+        }
+        break;
+    case ALLTOALL:
+    case ALLTOALLV:
+        for (int j = 0; j < W; j++) {
+            th_fill_block(at(in, v->d, done), v->d, pair(v, r, j), r, j);
+            done += pair(v, r, j);
+        }
+        break;
+    default:
+        th_fill_block(in, v->d, v->k == BROADCAST ? v->count : block(v, r), r, 0);
+    }
+}
+
+static void expect(const variant *v, void *want) {
+    int W = th_size(), r = th_rank();
+    size_t done = 0;
+    switch (v->k) {
+    case BROADCAST:
+        th_fill_block(want, v->d, v->count, v->root, 0);
+        break;
+    case REDUCE:
+        if (r != v->root) {
+            break;
+        }
+        /* fallthrough */
+    case ALLREDUCE:
+        th_expect(want, v->d, v->op, 0, v->count, W);
+        break;
+    case REDUCE_SCATTER:
+    case REDUCE_SCATTERV:
+        th_expect(want, v->d, v->op, before(v, r), block(v, r), W);
+        break;
+    case SCATTER:
+    case SCATTERV:
+        th_fill_block(want, v->d, block(v, r), v->root, r);
+        break;
+    case ALLTOALL:
+    case ALLTOALLV:
+        for (int j = 0; j < W; j++) {
+            th_fill_block(at(want, v->d, done), v->d, pair(v, j, r), j, r);
+            done += pair(v, j, r);
+        }
+        break;
+    default: /* gathers */
+        for (int j = 0; sizes_of(v).out > 0 && j < W; j++) {
+            th_fill_block(at(want, v->d, before(v, j)), v->d, block(v, j), j, 0);
+        }
+    }
+}
+
+static dtr_status start(const variant *v, dtr_group *g, dtr_buffer in, dtr_buffer out,
+                        dtr_work **work) {
+    int W = th_size(), r = th_rank();
+    size_t counts[16], to[16], from[16];
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.premul = v->op == DTR_PREMUL_SUM && reduces(v->k) ? 0.5 : 0;
+    o.label = kind_names[v->k];
+    for (int j = 0; j < W; j++) {
+        counts[j] = block(v, j);
+        to[j] = pair(v, r, j);
+        from[j] = pair(v, j, r);
+    }
+    switch (v->k) {
+    case BROADCAST:
+        return dtr_broadcast(g, r == v->root ? in : out, v->root, &o, work);
+    case REDUCE:
+        return dtr_reduce(g, in, out, v->op, v->root, &o, work);
+    case ALLREDUCE:
+        return dtr_allreduce(g, in, out, v->op, &o, work);
+    case ALLGATHER:
+        return dtr_allgather(g, in, out, &o, work);
+    case ALLGATHERV:
+        return dtr_allgatherv(g, in, out, counts, &o, work);
+    case GATHER:
+        return dtr_gather(g, in, out, v->root, &o, work);
+    case GATHERV:
+        return dtr_gatherv(g, in, out, r == v->root ? counts : NULL, v->root, &o, work);
+    case SCATTER:
+        return dtr_scatter(g, in, out, v->root, &o, work);
+    case SCATTERV:
+        return dtr_scatterv(g, in, r == v->root ? counts : NULL, out, v->root, &o, work);
+    case REDUCE_SCATTER:
+        return dtr_reduce_scatter(g, in, out, v->op, &o, work);
+    case REDUCE_SCATTERV:
+        return dtr_reduce_scatterv(g, in, counts, out, v->op, &o, work);
+    case ALLTOALL:
+        return dtr_alltoall(g, in, out, &o, work);
+    default:
+        return dtr_alltoallv(g, in, to, out, from, &o, work);
+    }
+}
+
+static void describe(const variant *v, char *text, size_t cap) {
+    snprintf(text, cap, "%s %s op %d count %zu shift %zu root %d%s%s%s", kind_names[v->k],
+             dtr_dtype_name(v->d), (int)v->op, v->count, v->shift, v->root,
+             v->async ? " async" : "", v->in_place ? " in place" : "",
+             v->mem == DTR_MEM_SHARED ? " shared" : "");
+}
+
+/* Where in and out lie: apart, or in place as the overlap table allows. */
+static void place(const variant *v, th_buf *big, th_buf *small, void **in, void **out) {
+    sizes n = sizes_of(v);
+    *big = th_buf_new(v->in_place ? (n.in > n.out ? n.in : n.out) : n.in, v->d, v->mem, v->shift);
+    *small = th_buf_new(v->in_place ? 0 : n.out, v->d, v->mem, v->shift);
+    *in = big->data;
+    *out = v->in_place ? big->data : small->data;
+    if (v->in_place && (v->k == ALLGATHER || v->k == ALLGATHERV)) {
+        *in = at(big->data, v->d, before(v, th_rank()));
+    } else if (v->in_place && (v->k == REDUCE_SCATTER || v->k == REDUCE_SCATTERV)) {
+        *out = at(big->data, v->d, before(v, th_rank()));
+    }
+}
+
+static void run(const variant *v) {
+    char what[160];
+    describe(v, what, sizeof what);
+    sizes n = sizes_of(v);
+    th_buf big, small;
+    void *in = NULL, *out = NULL;
+    place(v, &big, &small, &in, &out);
+    fill(v, in, th_rank());
+    void *want = malloc(n.out * dtr_dtype_size(v->d) + 1),
+         *keep = malloc(n.in * dtr_dtype_size(v->d) + 1);
+    expect(v, want);
+    memcpy(keep, in, n.in * dtr_dtype_size(v->d));
+    dtr_work *work = NULL;
+    dtr_status s = start(v, th_group(), (dtr_buffer){ in, n.in, v->d, { DTR_CPU, 0 } },
+                         (dtr_buffer){ out, n.out, v->d, { DTR_CPU, 0 } }, v->async ? &work : NULL);
+    TH_CHECK(s == DTR_OK, "%s: %s: %s", what, dtr_status_name(s), dtr_last_error_message());
+    if (v->async && s == DTR_OK) {
+        s = dtr_work_wait(work, -1);
+        TH_CHECK(s == DTR_OK, "%s: wait: %s: %s", what, dtr_status_name(s),
+                 dtr_last_error_message());
+        dtr_work_release(work);
+    }
+    const void *got = v->k == BROADCAST && th_rank() == v->root ? in : out;
+    size_t bad = s == DTR_OK ? th_differs(got, want, v->d, n.out) : n.out;
+    TH_CHECK(bad == n.out, "%s: element %zu is %g, want %g", what, bad,
+             th_get(got, v->d, bad, false), th_get(want, v->d, bad, false));
+    TH_CHECK(v->in_place || th_differs(in, keep, v->d, n.in) == n.in, "%s: the input was written",
+             what);
+    TH_CHECK(th_buf_ok(&big, false) && th_buf_ok(&small, false), "%s: guard words were overwritten",
+             what);
+    TH_CHECK(v->k != BROADCAST || th_rank() != v->root || v->in_place || th_buf_ok(&small, true),
+             "%s: broadcast wrote at the root", what);
+    free(want);
+    free(keep);
+    th_buf_free(&big);
+    th_buf_free(&small);
+}
+
+static void run_forms(variant v) {
+    for (int form = 0; form < 8; form++) {
+        v.async = form & 1;
+        v.in_place = form & 2;
+        v.mem = form & 4 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
+        if (!v.in_place || takes_in_place(v.k)) {
+            run(&v);
+        }
+    }
+}
+
+/* T120: reducing calls, every legal pair; illegal ones give DTR_ERR_DTYPE alike on all ranks. */
+START_TEST(every_dtype_and_op) {
+    for (size_t d = 0; d < 14; d++) {
+        for (size_t o = 0; o < 9; o++) {
+            variant v = {
+                .d = th_all_dtypes[d], .op = th_all_ops[o], .count = 67, .root = th_size() - 1
+            };
+            for (v.k = 0; v.k < KINDS; v.k++) {
+                if (!reduces(v.k)) {
+                    continue;
+                }
+                if (dtr_op_supports(v.op, v.d)) {
+                    run_forms(v);
+                } else {
+                    char a[1100] = { 0 }, b[16 * 1100];
+                    sizes n = sizes_of(&v);
+                    uint64_t seq = dtr_group_seq(th_group());
+                    dtr_status s =
+                        start(&v, th_group(), (dtr_buffer){ b, n.in, v.d, { DTR_CPU, 0 } },
+                              (dtr_buffer){ a, n.out, v.d, { DTR_CPU, 0 } }, NULL);
+                    TH_CHECK(s == DTR_ERR_DTYPE && seq == dtr_group_seq(th_group()), "%s op %d: %s",
+                             dtr_dtype_name(v.d), (int)v.op, dtr_status_name(s));
+                }
+            }
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* COL1, COL15, COL36: movement takes every dtype. */
+START_TEST(every_dtype_moves) {
+    for (size_t d = 0; d < 14; d++) {
+        variant v = { .d = th_all_dtypes[d], .count = 13, .root = th_size() / 2 };
+        for (v.k = 0; v.k < KINDS; v.k++) {
+            if (!reduces(v.k)) {
+                run_forms(v);
+            }
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
+START_TEST(every_root) { /* COL1, COL10, COL19, COL22 */
+    static const kind rooted[] = { BROADCAST, REDUCE, GATHER, GATHERV, SCATTER, SCATTERV };
+    for (size_t i = 0; i < sizeof rooted / sizeof rooted[0]; i++) {
+        for (int root = 0; root < th_size(); root++) {
+            run_forms((variant){
+                .k = rooted[i], .d = DTR_F32, .op = DTR_SUM, .count = 100, .root = root });
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* T121; crosses the thresholds between algorithms. */
+static void sizes_up_to(size_t most) {
+    static const size_t counts[] = { 1,    2,     3,     7,      8,       9,       63,
+                                     64,   65,    255,   513,    1023,    1024,    1025,
+                                     4099, 16384, 65537, 300001, 1048576, 1300003, 4194311 };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0] && counts[i] <= most; i++) {
+        variant v = { .d = DTR_F32, .op = DTR_SUM, .count = counts[i], .root = 0 };
+        for (v.k = 0; v.k < KINDS; v.k++) {
+            size_t cost = v.k <= ALLREDUCE ? 1 : (size_t)th_size();
+            if (counts[i] * cost <= most) {
+                v.async = !v.async;
+                v.mem = i % 2 == 0 ? DTR_MEM_DEFAULT : DTR_MEM_SHARED;
+                run(&v);
+                v.in_place = takes_in_place(v.k);
+                v.mem = i % 2 == 1 ? DTR_MEM_DEFAULT : DTR_MEM_SHARED;
+                run(&v);
+                v.in_place = false;
+            }
+        }
+        TH_AGREE();
+    }
+}
+
+START_TEST(every_size) {
+    sizes_up_to(TH_SANITIZED ? (size_t)1 << 17 : (size_t)4 << 20);
+}
+END_TEST
+
+START_TEST(odd_alignment) { /* T122 */
+    static const dtr_dtype some[] = { DTR_U8, DTR_F16, DTR_F32, DTR_C128 };
+    for (size_t d = 0; d < 4; d++) {
+        for (size_t shift = 1; shift <= 3; shift++) {
+            variant v = {
+                .d = some[d], .op = DTR_SUM, .count = 1001, .shift = shift * dtr_dtype_size(some[d])
+            };
+            for (v.k = 0; v.k < KINDS; v.k++) {
+                v.mem = shift == 2 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
+                run(&v);
+            }
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
+START_TEST(nothing_at_all) { /* T05, COL39 */
+    uint64_t seq = dtr_group_seq(th_group());
+    for (size_t d = 0; d < 14; d++) {
+        variant v = { .d = th_all_dtypes[d], .op = DTR_MAX };
+        for (v.k = 0; v.k < KINDS; v.k++) {
+            v.op = dtr_op_supports(DTR_MAX, v.d) ? DTR_MAX : DTR_SUM;
+            for (int async = 0; async < 2; async++) {
+                dtr_work *work = NULL;
+                dtr_buffer none = { NULL, 0, v.d, { DTR_CPU, 0 } };
+                TH_IS(start(&v, th_group(), none, none, async ? &work : NULL), DTR_OK);
+                TH_IS(dtr_work_wait(work, -1), DTR_OK);
+                TH_IS(dtr_work_release(work), DTR_OK);
+                seq++;
+            }
+        }
+    }
+    TH_CHECK(dtr_group_seq(th_group()) == seq, "seq %llu, want %llu",
+             (unsigned long long)dtr_group_seq(th_group()), (unsigned long long)seq);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* T126: many operations of many sizes and kinds under way at once, waited in reverse. */
+START_TEST(mixed_sizes_outstanding) {
+    enum { N = 64 };
+    variant v[N];
+    th_buf in[N], out[N];
+    dtr_work *work[N];
+    th_rng g = { 42 };
+    for (int i = 0; i < N; i++) {
+        v[i] = (variant){
+            .k = (kind)(th_next(&g) % KINDS), .d = DTR_I32, .op = DTR_SUM, .root = i % th_size()
+        };
+        v[i].count = (size_t)1 << th_next(&g) % 17;
+        v[i].mem = i % 3 == 0 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
+        place(&v[i], &in[i], &out[i], &(void *){ NULL }, &(void *){ NULL });
+        fill(&v[i], in[i].data, th_rank());
+    }
+    for (int i = 0; i < N; i++) {
+        sizes n = sizes_of(&v[i]);
+        work[i] = NULL;
+        TH_IS(start(&v[i], th_group(), dtr_cpu(in[i].data, n.in, DTR_I32),
+                    dtr_cpu(out[i].data, n.out, DTR_I32), &work[i]),
+              DTR_OK);
+    }
+    for (int i = N - 1; i >= 0; i--) {
+        sizes n = sizes_of(&v[i]);
+        TH_IS(dtr_work_wait(work[i], -1), DTR_OK);
+        TH_IS(dtr_work_release(work[i]), DTR_OK);
+        void *want = malloc(n.out * 4 + 1);
+        expect(&v[i], want);
+        const void *got = v[i].k == BROADCAST && th_rank() == v[i].root ? in[i].data : out[i].data;
+        TH_CHECK(th_differs(got, want, DTR_I32, n.out) == n.out, "operation %d (%s) is wrong", i,
+                 kind_names[v[i].k]);
+        free(want);
+        th_buf_free(&in[i]);
+        th_buf_free(&out[i]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+static void *keep_busy(void *stop) {
+    while (!atomic_load((atomic_bool *)stop)) {
+    }
+    return NULL;
+}
+
+/* COL3, T125: in place, a result must not overwrite what a slower rank has yet to read. Busy
+ * threads beside the odd ranks stop them at any point of the exchange. */
+START_TEST(in_place_with_slow_ranks) {
+    enum { THREADS = 3 };
+    pthread_t thread[THREADS];
+    atomic_bool stop = false;
+    int n = th_rank() % 2 == 1 ? THREADS : 0;
+    for (int i = 0; i < n; i++) {
+        pthread_create(&thread[i], NULL, keep_busy, &stop);
+    }
+    for (int i = 0; i < 16; i++) {
+        run(&(variant){ .k = i % 4 == 0 ? REDUCE_SCATTER : ALLREDUCE,
+                        .d = DTR_F32,
+                        .op = DTR_SUM,
+                        .count = TH_SANITIZED ? 300001 : 3000001,
+                        .async = i % 4 < 2,
+                        .in_place = true });
+    }
+    atomic_store(&stop, true);
+    for (int i = 0; i < n; i++) {
+        pthread_join(thread[i], NULL);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "matrix", 200);
+    th_add(tc, every_dtype_and_op, 1, 0);
+    th_add(tc, every_dtype_moves, 1, 0);
+    th_add(tc, every_root, 1, 0);
+    th_add(tc, every_size, 1, 4);
+    th_add(tc, odd_alignment, 1, 0);
+    th_add(tc, nothing_at_all, 1, 0);
+    th_add(tc, mixed_sizes_outstanding, 1, 0);
+    th_add(tc, in_place_with_slow_ranks, 2, 4);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "matrix", make);
+}
