@@ -1,0 +1,20 @@
+"""libdtr does not end the process or take over its signals: it refers to no function that does.
+
+Usage: symbols.py LIBDTR.so NM
+"""
+import subprocess
+import sys
+
+from common import verdict
+
+FORBIDDEN = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "__assert_fail", "MPI_Abort", "PMPI_Abort",
+             "signal", "sigaction", "sigprocmask", "sigaltstack", "atexit", "at_quick_exit", "__cxa_atexit", "execve",
+             "fork", "vfork", "setenv", "putenv", "unsetenv"}
+
+library, nm = sys.argv[1:]
+lines = subprocess.run([nm, "-D", "--undefined-only", library], check=True, capture_output=True, text=True).stdout
+used = {line.split()[-1].split("@")[0] for line in lines.splitlines()}
+problems = ["the library refers to %s()" % name for name in sorted(used & FORBIDDEN)]
+if not any(name.startswith("MPI_") for name in used):
+    problems.append("no MPI function among the %d symbols the library refers to: is the check broken?" % len(used))
+verdict(problems, "%d outside symbols used, none ends the process, forks, or changes signals or environment" % len(used))

@@ -1,0 +1,23 @@
+/* A program of somebody else: sums the ranks over dtr, which starts MPI itself. */
+#include <stdio.h>
+
+#include <dtr/coll.h>
+#include <dtr/version.h>
+
+int main(void) {
+    dtr_world *world = NULL;
+    if (dtr_version() != DTR_VERSION || dtr_world_create(NULL, &world) != DTR_OK) {
+        fprintf(stderr, "cannot start (library %d): %s\n", dtr_version(), dtr_last_error_message());
+        return 1;
+    }
+    int rank = dtr_world_rank(world), size = dtr_world_size(world);
+    int64_t sum = rank + 1;
+    dtr_buffer buffer = dtr_cpu(&sum, 1, DTR_I64);
+    dtr_status status = dtr_allreduce(dtr_world_group(world), buffer, buffer, DTR_SUM, NULL, NULL);
+    if (status != DTR_OK) {
+        fprintf(stderr, "rank %d: %s\n", rank, dtr_last_error_message());
+    }
+    bool right = status == DTR_OK && sum == (int64_t)size * (size + 1) / 2;
+    printf("consumer: rank %d of %d, sum %lld\n", rank, size, (long long)sum);
+    return dtr_world_destroy(world) == DTR_OK && right ? 0 : 1;
+}
