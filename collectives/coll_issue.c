@@ -333,6 +333,7 @@ static dtr_status examine(dtr_group *g, const dtr__request *r, bool blocking, in
     }
     if (s != DTR_OK) {
         dtr__call_site_drop();
+        dtr__rec_refused(g->world, s);
         return s;
     }
     c->issued_ns = now;

@@ -110,6 +110,7 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
         atomic_fetch_sub_explicit(&g->active, 1, memory_order_release);
     }
     pthread_mutex_unlock(&g->queue_lock);
+    dtr__rec_failure(g->world, g->id, s);
     dtr__notice_broken(g, s);
     while (w != NULL) {
         dtr_work *next = w->run_next;

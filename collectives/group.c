@@ -156,6 +156,8 @@ void dtr__group_list(dtr_group *group) {
     *(gs->last != NULL ? &gs->last->next : &gs->first) = group;
     gs->last = group;
     pthread_mutex_unlock(&gs->lock);
+    dtr__rec_group_add(group->world, group->id, group->uid, group->name, group->rank, group->size,
+                       group->world_ranks);
     dtr__notices_claim(group);
 }
 
@@ -169,6 +171,7 @@ void dtr__group_unlist(dtr_group *group) {
     group->next = gs->gone;
     gs->gone = group;
     pthread_mutex_unlock(&gs->lock);
+    dtr__rec_group_end(group->world, group->id);
 }
 
 /* ---- handle checks ---- */

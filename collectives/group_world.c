@@ -87,6 +87,14 @@ static uint64_t own_epoch(void) {
     return ((uint64_t)now.tv_sec << 30 | (uint64_t)now.tv_nsec) ^ (uint64_t)getpid() << 48;
 }
 
+static const char *kind_name(int k) {
+    return dtr__kind_name((dtr__kind)k);
+}
+
+static const char *op_name(int op) {
+    return dtr__op_name((dtr_op)op);
+}
+
 static dtr_status open_messages(dtr_world *world, dtr__groups *gs, uint64_t epoch) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
     gs->meetings = dtr__meetings_new(world, epoch);
@@ -125,7 +133,9 @@ dtr_status dtr__groups_open(dtr_world *world) {
         world->groups = NULL;
         return s;
     }
+    dtr__rec_names(world, kind_name, DTR__K_COUNT, op_name, DTR_PREMUL_SUM + 1);
     dtr__group_list(own);
+    dtr__rec_phase(world, DTR__PHASE_RUNNING);
     return DTR_OK;
 }
 
@@ -182,6 +192,7 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
         dtr__notices_visit(world);
         s = meet_to_end(world, s);
     }
+    dtr__rec_phase(world, DTR__PHASE_ENDING);
     while (gs->last != NULL) {
         dtr_group *g = gs->last;
         dtr__group_unlist(g);

@@ -313,3 +313,14 @@ void dtr__options_print(const dtr__options *o, FILE *to) {
                 v->text[0] != '\0' ? v->text : "-", origins[v->origin], s->help);
     }
 }
+
+void dtr__options_list(const dtr__options *o, char *text, size_t cap) {
+    size_t at = 0;
+    text[0] = '\0';
+    for (int i = 0; i < DTR__OPT_COUNT; i++) {
+        if (o->value[i].origin != DTR__FROM_DEFAULT && at + 1 < cap) {
+            int n = snprintf(text + at, cap - at, "%s=%s\n", table[i].name, o->value[i].text);
+            at += n > 0 && (size_t)n < cap - at ? (size_t)n : cap - at - 1;
+        }
+    }
+}

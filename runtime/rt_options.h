@@ -52,6 +52,9 @@ void dtr__options_unknown(void (*warn)(void *arg, const char *name, const char *
 /* dtr-info --options: name, type, default, current value, who set it, help. */
 void dtr__options_print(const dtr__options *o, FILE *to);
 
+/* NAME=value lines of the settings that are not the default, cut to `cap`. */
+void dtr__options_list(const dtr__options *o, char *text, size_t cap);
+
 static inline uint64_t dtr__opt_number(const dtr__options *o, dtr__opt id) {
     return o->value[id].number;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "rt_internal.h"
+#include "rt_recording.h"
 
 #define BUSY UINT64_MAX
 enum { WORDS = sizeof(dtr__record) / sizeof(uint64_t), TRIES = 10000 };
@@ -19,7 +20,8 @@ typedef struct slot {
 _Static_assert(offsetof(dtr__record, number) == 0, "word 0 is the number");
 
 struct dtr__recorder {
-    slot *ring;
+    dtr__rec_memory memory;
+    slot *ring;       /* in memory */
     uint64_t entries; /* power of two */
     _Atomic uint64_t last;
 };
@@ -30,29 +32,34 @@ dtr_status dtr__recorder_open(dtr_world *world) {
         entries *= 2;
     }
     dtr__recorder *r = calloc(1, sizeof *r);
-    slot *ring = aligned_alloc(64, entries * sizeof *ring);
-    if (r == NULL || ring == NULL) {
+    DTR_REQUIRE(r != NULL, NULL, DTR_ERR_NOMEM, "no memory for the flight recorder");
+    dtr_status s = dtr__rec_memory_open(world, entries, &r->memory);
+    if (s != DTR_OK) {
         free(r);
-        free(ring);
-        return DTR_FAIL(NULL, DTR_ERR_NOMEM,
-                        "no memory for the flight recorder of %llu records (%llu KiB): lower "
-                        "DTR_RECORDER_ENTRIES",
-                        (unsigned long long)entries,
-                        (unsigned long long)(entries * sizeof *ring / 1024));
+        return s;
     }
-    memset(ring, 0, entries * sizeof *ring);
-    r->ring = ring;
+    r->ring = (slot *)((char *)r->memory.header + r->memory.header->ring_at);
     r->entries = entries;
     world->recorder = r;
     return DTR_OK;
 }
 
 void dtr__recorder_close(dtr_world *world) {
-    if (world->recorder != NULL) {
-        free(world->recorder->ring);
-        free(world->recorder);
+    dtr__recorder *r = world->recorder;
+    if (r != NULL) {
+        bool failed = atomic_load(&r->memory.header->failure.version) != 0;
+        dtr__rec_memory_close(&r->memory, failed);
+        free(r);
         world->recorder = NULL;
     }
+}
+
+dtr__rec_header *dtr__recorder_header(const dtr_world *world) {
+    return world->recorder != NULL ? world->recorder->memory.header : NULL;
+}
+
+const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world) {
+    return &world->recorder->memory;
 }
 
 static slot *slot_of(const dtr__recorder *r, uint64_t number) {

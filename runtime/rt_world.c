@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <dtr/version.h>
@@ -123,6 +125,7 @@ static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_w
 typedef struct rank_facts {
     int leader; /* lowest world rank of the node */
     int version;
+    uint64_t id; /* rank 0's becomes the world's */
 } rank_facts;
 
 static dtr_status number_nodes(dtr_world *w, const rank_facts *facts) {
@@ -148,6 +151,17 @@ static dtr_status number_nodes(dtr_world *w, const rank_facts *facts) {
     return DTR_OK;
 }
 
+/* A number that no other world of this machine's user has. */
+static uint64_t own_id(void) {
+    struct timespec now;
+    uint64_t random = 0;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != (ssize_t)sizeof random) {
+        random = (uint64_t)getpid();
+    }
+    return (uint64_t)now.tv_sec << 32 | ((random ^ (uint64_t)now.tv_nsec) & UINT32_MAX);
+}
+
 static dtr_status meet(dtr_world *w, void *scratch) {
     dtr__error_context ctx = { .world = w };
     DTR_MPI(&ctx, MPI_Comm_split_type(w->comm, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL,
@@ -156,9 +170,11 @@ static dtr_status meet(dtr_world *w, void *scratch) {
     DTR_MPI(&ctx, MPI_Comm_rank(w->node_comm, &w->local_rank));
     DTR_MPI(&ctx, MPI_Comm_size(w->node_comm, &w->local_size));
     DTR_TRY(dtr__wait_open(w, scratch));
-    rank_facts mine = { w->rank, DTR_VERSION }, *facts = scratch;
+    rank_facts mine = { w->rank, DTR_VERSION, own_id() }, *facts = scratch;
+    const int nbytes = (int)sizeof mine;
     DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->node_comm));
-    DTR_MPI(&ctx, MPI_Allgather(&mine, 2, MPI_INT, facts, 2, MPI_INT, w->comm));
+    DTR_MPI(&ctx, MPI_Allgather(&mine, nbytes, MPI_BYTE, facts, nbytes, MPI_BYTE, w->comm));
+    w->job_id = facts[0].id;
     return number_nodes(w, facts);
 }
 

@@ -25,6 +25,7 @@ typedef struct dtr__groups dtr__groups; /* collectives layer */
 struct dtr_world {
     uint64_t magic; /* DTR__WORLD_MAGIC while live */
     uint32_t serial;
+    uint64_t job_id; /* of this world, equal on all ranks */
     /* MPI: private duplicates, errors returned. node_comm holds the ranks of this node in world
      * order. */
     MPI_Comm comm, node_comm;
@@ -178,6 +179,25 @@ uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
 /* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */
 size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
+
+typedef enum dtr__world_phase {
+    DTR__PHASE_OPENING = 1,
+    DTR__PHASE_RUNNING,
+    DTR__PHASE_ENDING, /* inside dtr_world_destroy, all peers have agreed or cannot */
+    DTR__PHASE_CLOSED
+} dtr__world_phase;
+
+/* The rest of a recording (rt_recorder_file.c). Groups as they are made and destroyed; what kinds
+ * and operators are called; with this thread's last error: what broke a group, and a call that was
+ * refused. */
+void dtr__rec_phase(dtr_world *world, dtr__world_phase phase);
+void dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid, const char *name, int own_rank,
+                        int size, const int *world_ranks);
+void dtr__rec_group_end(dtr_world *world, uint32_t id);
+void dtr__rec_names(dtr_world *world, const char *(*kind)(int), int kinds, const char *(*op)(int),
+                    int ops);
+void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s);
+void dtr__rec_refused(dtr_world *world, dtr_status s);
 
 /* ---- tenants (rt_tenant.c) ----
  * An object of a higher layer whose handle may outlive the world, and which must let go of it. */

@@ -187,6 +187,7 @@ static void make(Suite *s) {
 }
 
 int main(void) {
+    unsetenv("DTR_RECORDER_DIR"); /* the tests' own */
     int status = th_unit_main("runtime options", make);
     dtr__options_free(&o);
     return status;

@@ -10,6 +10,7 @@ dtr_add_unit_test(runtime_errors SOURCES unit/runtime_errors.c)
 dtr_add_unit_test(runtime_options SOURCES unit/runtime_options.c)
 dtr_add_unit_test(runtime_memory SOURCES unit/runtime_memory.c)
 dtr_add_unit_test(runtime_progress SOURCES unit/runtime_progress.c)
+dtr_add_unit_test(runtime_recording SOURCES unit/runtime_recording.c)
 
 # The runtime's worlds under mpirun: the program or the library starts MPI.
 add_executable(test_runtime_world unit/runtime_world.c)

@@ -1,0 +1,347 @@
+/* Where a flight recorder's records lie: a mapped file, so that they survive the process however it
+ * ends, or memory where no file can be made. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <dtr/version.h>
+
+#include "rt_internal.h"
+#include "rt_recording.h"
+
+enum { FOLDER_MODE = 0700, FILE_MODE = 0600 };
+
+/* ---- folder and file ---- */
+
+/* The folder for this world's files; `own`: made for this job, to be removed at a clean end. */
+static bool choose_folder(const dtr_world *world, char *folder, size_t cap, bool *own) {
+    const char *named = dtr__opt_text(&world->options, DTR__OPT_RECORDER_DIR);
+    const char *tmp = getenv("TMPDIR");
+    *own = named == NULL || named[0] == '\0';
+    if (*own) {
+        snprintf(folder, cap, "%s/dtr-%u-%016llx", tmp != NULL && tmp[0] == '/' ? tmp : "/tmp",
+                 (unsigned)getuid(), (unsigned long long)world->job_id);
+    } else if (strcmp(named, "none") == 0) {
+        return false;
+    } else {
+        snprintf(folder, cap, "%s", named);
+    }
+    return true;
+}
+
+/* Only a folder of this user is taken: another's could be a trap in a shared /tmp. */
+static bool make_folder(const char *folder, bool own, char *why, size_t cap) {
+    struct stat st;
+    if (mkdir(folder, FOLDER_MODE) != 0 && errno != EEXIST) {
+        snprintf(why, cap, "mkdir: %s", strerror(errno));
+        return false;
+    }
+    if (stat(folder, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        snprintf(why, cap, "it is no folder");
+        return false;
+    }
+    if (own && st.st_uid != getuid()) {
+        snprintf(why, cap, "it belongs to another user");
+        return false;
+    }
+    return true;
+}
+
+/* The blocks are taken now: a full disk must be an error here and no signal at the first record. */
+static int make_file(dtr__rec_memory *m, char *why, size_t cap) {
+    int fd = open(m->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, FILE_MODE);
+    if (fd < 0) {
+        snprintf(why, cap, "open: %s", strerror(errno));
+        return -1;
+    }
+    int code = posix_fallocate(fd, 0, (off_t)m->nbytes);
+    if (code != 0) {
+        snprintf(why, cap, "%zu KiB: %s", m->nbytes / 1024, strerror(code));
+        close(fd);
+        unlink(m->path);
+        return -1;
+    }
+    return fd;
+}
+
+static void *map(int fd, size_t nbytes) {
+    int how = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, how | MAP_POPULATE, fd, 0);
+    return p != MAP_FAILED ? p : NULL;
+}
+
+/* True: m has a mapped file. */
+static bool open_file(const dtr_world *world, dtr__rec_memory *m) {
+    char folder[448], why[160] = "";
+    bool own = false;
+    if (!choose_folder(world, folder, sizeof folder, &own)) {
+        return false;
+    }
+    if (make_folder(folder, own, why, sizeof why)) {
+        snprintf(m->path, sizeof m->path, "%s/dtr-%016llx-rank%d.rec", folder,
+                 (unsigned long long)world->job_id, world->rank);
+        m->fd = make_file(m, why, sizeof why);
+        m->header = m->fd >= 0 ? map(m->fd, m->nbytes) : NULL;
+        if (m->fd >= 0 && m->header == NULL) {
+            snprintf(why, sizeof why, "mmap: %s", strerror(errno));
+            close(m->fd);
+            unlink(m->path);
+            m->fd = -1;
+        }
+        if (own) {
+            snprintf(m->folder, sizeof m->folder, "%s", folder);
+        }
+    }
+    if (m->header == NULL) {
+        DTR_WARN(world,
+                 "the flight recorder keeps its records in memory, where they are lost with the "
+                 "process: no file in %s (DTR_RECORDER_DIR): %s",
+                 folder, why);
+        if (own) {
+            rmdir(folder);
+        }
+        m->path[0] = m->folder[0] = '\0';
+    }
+    return m->header != NULL;
+}
+
+/* ---- what never changes ---- */
+
+static void read_command(char *text, size_t cap) {
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, cap - 1) : 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    n = n > 0 ? n : 0;
+    for (ssize_t i = 0; i + 1 < n; i++) {
+        text[i] = text[i] == '\0' ? ' ' : text[i];
+    }
+    text[n] = '\0';
+}
+
+static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_header *h,
+                        size_t nbytes) {
+    char state;
+    struct timespec real;
+    h->version = DTR__RECORDING_VERSION;
+    h->header_bytes = sizeof *h;
+    h->record_bytes = sizeof(dtr__record);
+    h->group_bytes = sizeof(dtr__rec_group);
+    h->entries = entries;
+    h->groups = DTR__RECORDING_GROUPS;
+    h->members = DTR__RECORDING_MEMBERS;
+    h->groups_at = sizeof *h;
+    h->members_at = h->groups_at + h->groups * sizeof(dtr__rec_group);
+    h->ring_at = nbytes - entries * sizeof(dtr__record);
+    h->file_bytes = nbytes;
+    h->job_id = world->job_id;
+    h->world_rank = world->rank;
+    h->world_size = world->size > 0 ? world->size : 1;
+    h->local_rank = world->local_rank;
+    h->local_size = world->local_size;
+    h->node = world->node;
+    h->node_count = world->node_count;
+    h->pid = (uint32_t)getpid();
+    h->world_serial = world->serial;
+    (void)dtr__process_look(h->pid, &h->pid_start, &state);
+    h->mono_ns = dtr__now_ns();
+    clock_gettime(CLOCK_REALTIME, &real);
+    h->real_ns = (int64_t)real.tv_sec * 1000000000 + real.tv_nsec;
+    snprintf(h->host, sizeof h->host, "%s", world->host);
+    snprintf(h->library, sizeof h->library, "%d.%d.%d", DTR_VERSION_MAJOR, DTR_VERSION_MINOR,
+             DTR_VERSION_PATCH);
+    read_command(h->command, sizeof h->command);
+    dtr__options_list(&world->options, h->settings, sizeof h->settings);
+    if (getrandom(&h->nonce, sizeof h->nonce, 0) != (ssize_t)sizeof h->nonce) {
+        h->nonce = (uint64_t)h->real_ns ^ (uint64_t)h->pid << 40;
+    }
+    atomic_store(&h->phase, DTR__PHASE_OPENING);
+    h->magic = DTR__RECORDING_MAGIC;
+}
+
+static size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
+
+dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_memory *m) {
+    *m = (dtr__rec_memory){ .fd = -1 };
+    size_t before = sizeof(dtr__rec_header) + DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
+                    DTR__RECORDING_MEMBERS * sizeof(int32_t);
+    m->nbytes = round_up(before, 4096) + entries * sizeof(dtr__record);
+    if (!open_file(world, m)) {
+        m->fd = memfd_create("dtr-recorder", MFD_CLOEXEC);
+        if (m->fd >= 0 && ftruncate(m->fd, (off_t)m->nbytes) != 0) {
+            close(m->fd);
+            m->fd = -1;
+        }
+        m->header = map(m->fd, m->nbytes);
+    }
+    DTR_REQUIRE(m->header != NULL, NULL, DTR_ERR_NOMEM,
+                "no memory for the flight recorder of %llu records (%zu KiB): lower "
+                "DTR_RECORDER_ENTRIES",
+                (unsigned long long)entries, m->nbytes / 1024);
+    fill_header(world, entries, m->header, m->nbytes);
+    return DTR_OK;
+}
+
+void dtr__rec_memory_close(dtr__rec_memory *m, bool keep) {
+    atomic_store(&m->header->phase, DTR__PHASE_CLOSED);
+    munmap(m->header, m->nbytes);
+    if (m->fd >= 0) {
+        close(m->fd);
+    }
+    if (m->folder[0] != '\0' && !keep) {
+        unlink(m->path);
+        rmdir(m->folder); /* the last rank of the node succeeds */
+    }
+}
+
+/* ---- groups, names and errors: rare, so a lock of their own is enough ---- */
+
+/* Orders writers of one process; readers see whole entries by `id` and `version`. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static dtr__rec_group *groups_of(dtr__rec_header *h) {
+    return (dtr__rec_group *)((char *)h + h->groups_at);
+}
+
+/* A free entry, else the place of a destroyed group; NULL: more live groups than entries. */
+static dtr__rec_group *free_entry(dtr__rec_header *h) {
+    dtr__rec_group *all = groups_of(h), *gone = NULL;
+    for (uint64_t i = 0; i < h->groups; i++) {
+        if (atomic_load(&all[i].id) == 0) {
+            return &all[i];
+        }
+        if (all[i].gone && (gone == NULL || atomic_load(&all[i].id) < atomic_load(&gone->id))) {
+            gone = &all[i];
+        }
+    }
+    return gone;
+}
+
+/* Members that are not evenly spaced go behind those of earlier groups, as long as there is room.
+ */
+static void fill_members(dtr__rec_header *h, dtr__rec_group *g, const int *ranks) {
+    int stride = g->size > 1 ? ranks[1] - ranks[0] : 0, regular = 1;
+    for (int i = 1; i < g->size; i++) {
+        regular = regular && ranks[i] - ranks[i - 1] == stride;
+    }
+    g->start = ranks[0];
+    g->stride = regular ? stride : 0;
+    g->members = -1;
+    if (regular) {
+        return;
+    }
+    int64_t used = 0;
+    const dtr__rec_group *all = groups_of(h);
+    for (uint64_t i = 0; i < h->groups; i++) {
+        if (&all[i] != g && atomic_load(&all[i].id) != 0 && all[i].members >= 0 &&
+            all[i].members + all[i].size > used) {
+            used = all[i].members + all[i].size;
+        }
+    }
+    if ((uint64_t)used + (uint64_t)g->size <= h->members) {
+        g->members = (int32_t)used;
+        memcpy((char *)h + h->members_at + (uint64_t)used * sizeof(int32_t), ranks,
+               (size_t)g->size * sizeof(int32_t));
+    }
+}
+
+void dtr__rec_phase(dtr_world *world, dtr__world_phase phase) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    if (h != NULL) {
+        atomic_store(&h->phase, phase);
+    }
+}
+
+void dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid, const char *name, int own_rank,
+                        int size, const int *world_ranks) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    pthread_mutex_lock(&lock);
+    dtr__rec_group *g = h != NULL ? free_entry(h) : NULL;
+    if (g != NULL) {
+        atomic_store(&g->id, 0);
+        g->gone = 0;
+        g->uid = uid;
+        g->size = size;
+        g->own_rank = own_rank;
+        g->status = DTR_OK;
+        snprintf(g->name, sizeof g->name, "%s", name);
+        fill_members(h, g, world_ranks);
+        atomic_store(&g->id, id);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static dtr__rec_group *find_group(dtr__rec_header *h, uint32_t id) {
+    for (uint64_t i = 0; h != NULL && i < h->groups; i++) {
+        if (atomic_load(&groups_of(h)[i].id) == id) {
+            return &groups_of(h)[i];
+        }
+    }
+    return NULL;
+}
+
+void dtr__rec_group_end(dtr_world *world, uint32_t id) {
+    pthread_mutex_lock(&lock);
+    dtr__rec_group *g = find_group(dtr__recorder_header(world), id);
+    if (g != NULL) {
+        g->gone = 1;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void dtr__rec_names(dtr_world *world, const char *(*kind)(int), int kinds, const char *(*op)(int),
+                    int ops) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    for (int i = 0; h != NULL && i < kinds && i < DTR__RECORDING_KINDS; i++) {
+        snprintf(h->kind[i], sizeof h->kind[i], "%s", kind(i));
+    }
+    for (int i = 0; h != NULL && i < ops && i < DTR__RECORDING_OPS; i++) {
+        snprintf(h->op[i], sizeof h->op[i], "%s", op(i));
+    }
+}
+
+/* This thread's last error into `e`. */
+static void write_error(dtr__rec_error *e, dtr_status s) {
+    dtr_error last = DTR_ERROR_INIT;
+    dtr_last_error(&last);
+    uint32_t version = atomic_load(&e->version);
+    atomic_store(&e->version, version | 1);
+    e->status = (int32_t)s;
+    e->seq = last.seq;
+    e->t = dtr__now_ns();
+    snprintf(e->operation, sizeof e->operation, "%s", last.operation);
+    snprintf(e->group, sizeof e->group, "%s", last.group);
+    snprintf(e->text, sizeof e->text, "%s", last.message);
+    atomic_store(&e->version, (version | 1) + 1);
+}
+
+void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    pthread_mutex_lock(&lock);
+    dtr__rec_group *g = find_group(h, group);
+    if (g != NULL && g->status == DTR_OK) {
+        g->status = (int32_t)s;
+    }
+    if (h != NULL && atomic_load(&h->failure.version) == 0 && s != DTR_ERR_ABORTED) {
+        write_error(&h->failure, s);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void dtr__rec_refused(dtr_world *world, dtr_status s) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    pthread_mutex_lock(&lock);
+    if (h != NULL) {
+        write_error(&h->local, s);
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,317 @@
+/* Reading recordings. What is read may be cut off, damaged, of another job or being written: every
+ * number is looked at before it is used. */
+#include "rt_recording.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILE_MAX = 512 << 20 };
+
+/* Word by word, so that a number is never half old and half new. */
+static void copy_words(void *to, const void *from, size_t nbytes) {
+    const _Atomic uint64_t *word = from;
+    for (size_t i = 0; i < nbytes / sizeof(uint64_t); i++) {
+        uint64_t value = atomic_load_explicit(&word[i], memory_order_acquire);
+        memcpy((char *)to + i * sizeof value, &value, sizeof value);
+    }
+}
+
+static bool inside(uint64_t at, uint64_t n, uint64_t each, uint64_t nbytes) {
+    return at % sizeof(uint64_t) == 0 && at <= nbytes && n <= (nbytes - at) / each;
+}
+
+#define END_TEXT(array) ((array)[sizeof(array) - 1] = '\0')
+
+static void end_error(dtr__rec_error *e) {
+    END_TEXT(e->operation);
+    END_TEXT(e->group);
+    END_TEXT(e->text);
+}
+
+static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
+    if (h->magic != DTR__RECORDING_MAGIC) {
+        return "it is no recording";
+    }
+    if (h->version != DTR__RECORDING_VERSION) {
+        return "it was written in another version of the format";
+    }
+    if (h->header_bytes != sizeof *h || h->record_bytes != sizeof(dtr__record) ||
+        h->group_bytes != sizeof(dtr__rec_group)) {
+        return "its sizes are not those of this version of the format";
+    }
+    if (h->entries == 0 || h->entries > DTR__RECORDING_ENTRIES_MAX ||
+        (h->entries & (h->entries - 1)) != 0) {
+        return "its number of entries is damaged";
+    }
+    if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
+        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS) {
+        return "its header is damaged";
+    }
+    if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||
+        !inside(h->members_at, h->members, sizeof(int32_t), nbytes) || h->ring_at > nbytes ||
+        h->ring_at % sizeof(uint64_t) != 0) {
+        return "it is cut off";
+    }
+    return NULL;
+}
+
+static void end_texts(dtr__rec_header *h) {
+    END_TEXT(h->host);
+    END_TEXT(h->library);
+    END_TEXT(h->command);
+    END_TEXT(h->settings);
+    for (int i = 0; i < DTR__RECORDING_KINDS; i++) {
+        END_TEXT(h->kind[i]);
+    }
+    for (int i = 0; i < DTR__RECORDING_OPS; i++) {
+        END_TEXT(h->op[i]);
+    }
+    end_error(&h->failure);
+    end_error(&h->local);
+}
+
+static bool read_groups(dtr__recording *r, const char *image) {
+    const dtr__rec_header *h = &r->head;
+    r->groups = calloc(h->groups + 1, sizeof *r->groups);
+    r->members = calloc(h->members + 2, sizeof *r->members);
+    if (r->groups == NULL || r->members == NULL) {
+        return false;
+    }
+    r->n_members = h->members;
+    copy_words(r->members, image + h->members_at, h->members * sizeof(int32_t) / 8 * 8);
+    for (uint64_t i = 0; i < h->groups; i++) {
+        dtr__rec_group *g = &r->groups[r->n_groups];
+        copy_words(g, image + h->groups_at + i * sizeof *g, sizeof *g);
+        END_TEXT(g->name);
+        bool sane = g->size >= 1 && g->size <= h->world_size && g->own_rank >= 0 &&
+                    g->own_rank < g->size && g->members >= -1 &&
+                    (g->members < 0 || (uint64_t)g->members + (uint64_t)g->size <= h->members);
+        r->n_groups += atomic_load(&g->id) != 0 && sane;
+    }
+    return true;
+}
+
+static int by_number(const void *a, const void *b) {
+    uint64_t x = ((const dtr__record *)a)->number, y = ((const dtr__record *)b)->number;
+    return x < y ? -1 : x > y;
+}
+
+static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes) {
+    const dtr__rec_header *h = &r->head;
+    uint64_t there = (nbytes - h->ring_at) / sizeof(dtr__record);
+    there = there < h->entries ? there : h->entries;
+    r->records = calloc(there + 1, sizeof *r->records);
+    if (r->records == NULL) {
+        return false;
+    }
+    for (uint64_t i = 0; i < there; i++) {
+        const char *from = image + h->ring_at + i * sizeof(dtr__record);
+        dtr__record *rec = &r->records[r->n_records];
+        copy_words(rec, from, sizeof *rec);
+        uint64_t after = 0;
+        copy_words(&after, from, sizeof after);
+        if (rec->number == 0) {
+            continue;
+        }
+        END_TEXT(rec->label);
+        END_TEXT(rec->site);
+        bool whole = rec->number == after && (rec->number & (h->entries - 1)) == i &&
+                     rec->state >= DTR__REC_ISSUED && rec->state <= DTR__REC_FAILED;
+        r->n_records += whole;
+        r->torn += !whole;
+    }
+    qsort(r->records, r->n_records, sizeof *r->records, by_number);
+    return true;
+}
+
+dtr__recording *dtr__recording_parse(const void *image, size_t nbytes, char *why, size_t cap) {
+    if (nbytes < sizeof(dtr__rec_header)) {
+        snprintf(why, cap, "it has %zu bytes, fewer than its header", nbytes);
+        return NULL;
+    }
+    dtr__recording *r = calloc(1, sizeof *r);
+    if (r == NULL) {
+        snprintf(why, cap, "no memory");
+        return NULL;
+    }
+    copy_words(&r->head, image, sizeof r->head);
+    const char *bad = check_header(&r->head, nbytes);
+    end_texts(&r->head);
+    if (bad == NULL && (!read_groups(r, image) || !read_records(r, image, nbytes))) {
+        bad = "no memory";
+    }
+    if (bad != NULL) {
+        snprintf(why, cap, "%s", bad);
+        dtr__recording_free(r);
+        return NULL;
+    }
+    return r;
+}
+
+/* The file is read, not mapped: a file that becomes shorter must not end the reader. */
+static void *read_file(int fd, size_t *nbytes, char *why, size_t cap) {
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > FILE_MAX) {
+        snprintf(why, cap, "it is no file of at most %d MiB", FILE_MAX >> 20);
+        return NULL;
+    }
+    size_t size = (size_t)st.st_size;
+    char *image = aligned_alloc(8, (size + 8) / 8 * 8);
+    if (image == NULL) {
+        snprintf(why, cap, "no memory for its %zu bytes", size);
+        return NULL;
+    }
+    for (*nbytes = 0; *nbytes < size;) {
+        ssize_t n = read(fd, image + *nbytes, size - *nbytes);
+        if (n < 0 && errno != EINTR) {
+            snprintf(why, cap, "read: %s", strerror(errno));
+            free(image);
+            return NULL;
+        }
+        if (n == 0) {
+            break;
+        }
+        *nbytes += n > 0 ? (size_t)n : 0;
+    }
+    return image;
+}
+
+dtr__recording *dtr__recording_load(const char *path, char *why, size_t cap) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        snprintf(why, cap, "open: %s", strerror(errno));
+        return NULL;
+    }
+    size_t nbytes = 0;
+    void *image = read_file(fd, &nbytes, why, cap);
+    close(fd);
+    dtr__recording *r = image != NULL ? dtr__recording_parse(image, nbytes, why, cap) : NULL;
+    free(image);
+    if (r != NULL) {
+        snprintf(r->path, sizeof r->path, "%s", path);
+    }
+    return r;
+}
+
+void dtr__recording_free(dtr__recording *r) {
+    if (r != NULL) {
+        free(r->groups);
+        free(r->members);
+        free(r->records);
+        free(r);
+    }
+}
+
+/* ---- looking things up ---- */
+
+const dtr__rec_group *dtr__recording_group(const dtr__recording *r, uint32_t id) {
+    for (size_t i = 0; i < r->n_groups; i++) {
+        if (atomic_load(&r->groups[i].id) == id) {
+            return &r->groups[i];
+        }
+    }
+    return NULL;
+}
+
+const dtr__rec_group *dtr__recording_group_uid(const dtr__recording *r, uint64_t uid) {
+    for (size_t i = 0; i < r->n_groups; i++) {
+        if (r->groups[i].uid == uid) {
+            return &r->groups[i];
+        }
+    }
+    return NULL;
+}
+
+int dtr__recording_member(const dtr__recording *r, const dtr__rec_group *g, int group_rank) {
+    if (group_rank < 0 || group_rank >= g->size) {
+        return -1;
+    }
+    int64_t rank = -1;
+    if (g->stride != 0 || g->size == 1) {
+        rank = g->start + (int64_t)group_rank * g->stride;
+    } else if (g->members >= 0) {
+        rank = r->members[g->members + group_rank];
+    }
+    return rank >= 0 && rank < r->head.world_size ? (int)rank : -1;
+}
+
+const dtr__record *dtr__recording_last(const dtr__recording *r, bool over) {
+    for (size_t i = r->n_records; i > 0; i--) {
+        if (dtr__record_over(&r->records[i - 1]) == over) {
+            return &r->records[i - 1];
+        }
+    }
+    return NULL;
+}
+
+/* Appends to text[*at], never past cap. */
+static void DTR_PRINTF(4, 5) add(char *text, size_t cap, size_t *at, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = *at + 1 < cap ? vsnprintf(text + *at, cap - *at, fmt, args) : 0;
+    va_end(args);
+    *at += n < 0 ? 0 : (size_t)n < cap - *at ? (size_t)n : cap - *at - 1;
+}
+
+const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec, char *text,
+                                 size_t cap) {
+    const char *kind = rec->kind < DTR__RECORDING_KINDS ? r->head.kind[rec->kind] : "";
+    const char *op = r->head.op[rec->dtype_op >> 4];
+    const dtr__rec_group *g = dtr__recording_group(r, rec->group);
+    size_t at = 0;
+    text[0] = '\0';
+    add(text, cap, &at, "%s #%llu", kind[0] != '\0' ? kind : "operation",
+        (unsigned long long)dtr__record_seq(rec));
+    uint64_t count = rec->count_in > rec->count_out ? rec->count_in : rec->count_out;
+    if (count > 0) {
+        add(text, cap, &at, " %s x %llu", dtr_dtype_name((dtr_dtype)(rec->dtype_op & 15)),
+            (unsigned long long)count);
+    }
+    if (strstr(kind, "reduce") != NULL && op[0] != '\0') {
+        add(text, cap, &at, " %s", op);
+    }
+    if (rec->tag >= 0) {
+        add(text, cap, &at, " %s rank %d tag %d", strncmp(kind, "send", 4) == 0 ? "to" : "from",
+            rec->root_or_peer, rec->tag);
+    } else if (rec->root_or_peer >= 0) {
+        add(text, cap, &at, " root %d", rec->root_or_peer);
+    }
+    if (rec->label[0] != '\0') {
+        add(text, cap, &at, " '%s'", rec->label);
+    }
+    if (g != NULL) {
+        add(text, cap, &at, " group '%s'", g->name);
+    }
+    return text;
+}
+
+bool dtr__process_look(uint32_t pid, uint64_t *start, char *state) {
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (n <= 0) {
+        return false;
+    }
+    line[n] = '\0';
+    /* The name in parentheses may hold anything; the state is field 3, the start field 22. */
+    const char *at = strrchr(line, ')');
+    if (at == NULL || at[1] != ' ' || at[2] == '\0') {
+        return false;
+    }
+    *state = at[2];
+    at += 2;
+    for (int field = 3; field < 22 && at != NULL; field++) {
+        at = strchr(at, ' ');
+        at = at != NULL ? at + 1 : NULL;
+    }
+    *start = at != NULL ? strtoull(at, NULL, 10) : 0;
+    return at != NULL;
+}

@@ -1,0 +1,122 @@
+/* The file that a rank's flight recorder lives in, and reading it: a live rank's mapping, a peer's,
+ * or the file that a dead rank has left. All numbers are little or big endian as the host is; all
+ * offsets are from the start of the file. */
+#ifndef DTR_RT_RECORDING_H
+#define DTR_RT_RECORDING_H
+
+#include "rt_world.h"
+
+#define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
+enum {
+    DTR__RECORDING_VERSION = 1,
+    DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
+    DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
+    DTR__RECORDING_KINDS = 64,
+    DTR__RECORDING_OPS = 16,
+    DTR__RECORDING_NAME = 24,
+    DTR__RECORDING_SETTINGS = 4096,
+    DTR__RECORDING_ENTRIES_MAX = 1 << 20
+};
+
+/* An error text that is written while others may read: `version` is odd while it changes, 0 before
+ * the first time. */
+typedef struct dtr__rec_error {
+    _Atomic uint32_t version;
+    int32_t status;
+    uint64_t seq;
+    int64_t t; /* monotonic ns */
+    char operation[40], group[64], text[1024];
+} dtr__rec_error;
+
+typedef struct dtr__rec_header {
+    uint64_t magic;
+    uint32_t version, header_bytes, record_bytes, group_bytes;
+    uint64_t entries; /* records in the ring, a power of two */
+    uint64_t groups_at, groups, members_at, members, ring_at, file_bytes;
+    uint64_t nonce;  /* by which a peer recognises the file */
+    uint64_t job_id; /* equal on all ranks of a world, never used twice */
+    int32_t world_rank, world_size, local_rank, local_size, node, node_count;
+    uint32_t pid, world_serial;
+    uint64_t pid_start;       /* clock ticks since boot, as in /proc/PID/stat */
+    int64_t mono_ns, real_ns; /* both clocks at the same moment */
+    char host[64], library[32], command[256];
+    char settings[DTR__RECORDING_SETTINGS]; /* NAME=value lines of what is not the default */
+    char kind[DTR__RECORDING_KINDS][DTR__RECORDING_NAME];
+    char op[DTR__RECORDING_OPS][DTR__RECORDING_NAME];
+    /* What changes while the rank runs; atomic words, or errors as above. */
+    _Atomic uint32_t phase;
+    _Atomic uint32_t dump_requested;
+    _Atomic int64_t beat_ns;       /* of the watchdog thread; 0: there is none */
+    dtr__rec_error failure, local; /* the first that broke a group; the last refused call */
+} dtr__rec_header;
+
+typedef struct dtr__rec_group {
+    _Atomic uint32_t id; /* 0: free; written last */
+    uint32_t gone;       /* 1: destroyed */
+    uint64_t uid;        /* equal on all members */
+    int32_t size, own_rank;
+    int32_t start, stride; /* member i is start + i * stride; stride 0: see members */
+    int32_t members;       /* index into the members, -1: not kept */
+    int32_t status;        /* what broke it */
+    char name[64];
+    uint64_t reserved[3];
+} dtr__rec_group;
+_Static_assert(sizeof(dtr__rec_group) == 128, "part of the file format");
+
+/* ---- writing (rt_recorder.c, rt_recorder_file.c) ---- */
+
+/* Memory of a recorder: its file, or memory that a peer reaches through /proc, or plain memory. */
+typedef struct dtr__rec_memory {
+    dtr__rec_header *header;
+    size_t nbytes;
+    int fd;           /* -1: plain memory */
+    char path[512];   /* "": no file */
+    char folder[448]; /* "": nothing to remove, the user named it */
+} dtr__rec_memory;
+dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_memory *m);
+/* `keep`: the evidence of a failure stays. */
+void dtr__rec_memory_close(dtr__rec_memory *m, bool keep);
+
+dtr__rec_header *dtr__recorder_header(const dtr_world *world); /* NULL: no recorder (yet) */
+const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world);
+
+/* ---- reading ---- */
+
+typedef struct dtr__recording {
+    dtr__rec_header head; /* all texts end, all numbers are in range */
+    dtr__rec_group *groups;
+    size_t n_groups;
+    int32_t *members;
+    size_t n_members;
+    dtr__record *records; /* by number, oldest first */
+    size_t n_records, torn;
+    bool alive; /* set by who asks: the process that wrote it still runs */
+    char path[512];
+} dtr__recording;
+
+/* Copies what an image of `nbytes` holds; the image may change meanwhile. NULL, and why, when it is
+ * no recording, of another version, or cut off in its header. */
+dtr__recording *dtr__recording_parse(const void *image, size_t nbytes, char *why, size_t cap);
+dtr__recording *dtr__recording_load(const char *path, char *why, size_t cap);
+void dtr__recording_free(dtr__recording *r);
+
+const dtr__rec_group *dtr__recording_group(const dtr__recording *r, uint32_t id);
+const dtr__rec_group *dtr__recording_group_uid(const dtr__recording *r, uint64_t uid);
+/* World rank of a member, -1: not known. */
+int dtr__recording_member(const dtr__recording *r, const dtr__rec_group *g, int group_rank);
+/* "allreduce #17 f32 x 1024 sum 'grad.3' group 'world'" */
+const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec, char *text,
+                                 size_t cap);
+static inline uint64_t dtr__record_seq(const dtr__record *r) {
+    return r->seq != 0 ? r->seq : r->p2p_seq;
+}
+static inline bool dtr__record_over(const dtr__record *r) {
+    return r->state == DTR__REC_FINISHED || r->state == DTR__REC_FAILED;
+}
+/* Newest record that has ended / that has not; NULL: none. */
+const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
+
+/* A process's start time and state letter from /proc; false when it is gone. */
+bool dtr__process_look(uint32_t pid, uint64_t *start, char *state);
+
+#endif /* DTR_RT_RECORDING_H */

@@ -1,0 +1,314 @@
+/* The flight recorder's file and its reader (reliability: P1, P7, P12, O14, T20, FI24), without
+ * MPI.
+ */
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "rt_internal.h"
+#include "rt_recording.h"
+#include "unit.h"
+
+static char base[64];
+
+static void make_base(void) {
+    strcpy(base, "/tmp/dtr-test-recording-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(base));
+}
+
+static void remove_base(void) {
+    char path[600];
+    DIR *d = opendir(base);
+    ck_assert_ptr_nonnull(d);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        snprintf(path, sizeof path, "%s/%s", base, e->d_name);
+        if (e->d_name[0] != '.') {
+            unlink(path);
+        }
+    }
+    closedir(d);
+    ck_assert_int_eq(rmdir(base), 0);
+}
+
+static void open_world(dtr_world *w, const char *folder, const char *entries) {
+    memset(w, 0, sizeof *w);
+    w->serial = 3;
+    w->job_id = 77;
+    w->rank = 2;
+    w->size = 5;
+    strcpy(w->host, "here");
+    setenv("DTR_RECORDER_ENTRIES", entries, 1);
+    setenv("DTR_RECORDER_DIR", folder, 1);
+    ck_assert_int_eq(dtr__options_read(&w->options), DTR_OK);
+    unsetenv("DTR_RECORDER_ENTRIES");
+    unsetenv("DTR_RECORDER_DIR");
+    ck_assert_int_eq(dtr__recorder_open(w), DTR_OK);
+}
+
+static void close_world(dtr_world *w) {
+    dtr__recorder_close(w);
+    dtr__options_free(&w->options);
+}
+
+static const char *kind(int k) {
+    return k == 2 ? "allreduce" : "other";
+}
+
+static const char *op(int o) {
+    return o == 0 ? "sum" : "max";
+}
+
+/* Two groups, one with evenly spaced members; ten operations, the last not finished. */
+static void record_some(dtr_world *w) {
+    static const int even[] = { 0, 2, 4 }, odd[] = { 4, 2, 1 };
+    dtr__rec_names(w, kind, 3, op, 2);
+    dtr__rec_group_add(w, 1, 901, "even", 1, 3, even);
+    dtr__rec_group_add(w, 2, 902, "odd", 1, 3, odd);
+    for (uint64_t i = 1; i <= 10; i++) {
+        dtr__record r = { .group = 2,
+                          .seq = i,
+                          .kind = 2,
+                          .root_or_peer = -1,
+                          .tag = -1,
+                          .count_in = 8,
+                          .count_out = 8,
+                          .dtype_op = DTR_F32,
+                          .label = "grad",
+                          .site = "train.c:88" };
+        uint64_t n = dtr__rec_begin(w, &r);
+        if (i < 10) {
+            dtr__rec_mark(w, n, DTR__REC_FINISHED, DTR_OK);
+        }
+    }
+}
+
+static void check_some(const dtr__recording *r) {
+    char title[256];
+    ck_assert_int_eq(r->head.world_rank, 2);
+    ck_assert_int_eq(r->head.world_size, 5);
+    ck_assert_str_eq(r->head.host, "here");
+    ck_assert_uint_eq(r->head.job_id, 77);
+    ck_assert_ptr_nonnull(strstr(r->head.settings, "DTR_RECORDER_ENTRIES=64"));
+    ck_assert_uint_eq(r->n_records, 10);
+    ck_assert_uint_eq(r->torn, 0);
+    ck_assert_uint_eq(dtr__recording_last(r, true)->seq, 9);
+    ck_assert_uint_eq(dtr__recording_last(r, false)->seq, 10);
+    ck_assert_str_eq(dtr__recording_title(r, dtr__recording_last(r, false), title, sizeof title),
+                     "allreduce #10 f32 x 8 sum 'grad' group 'odd'");
+    const dtr__rec_group *even = dtr__recording_group(r, 1),
+                         *odd = dtr__recording_group_uid(r, 902);
+    ck_assert(even != NULL && odd != NULL);
+    ck_assert_int_eq(dtr__recording_member(r, even, 2), 4);
+    ck_assert_int_eq(dtr__recording_member(r, odd, 0), 4);
+    ck_assert_int_eq(dtr__recording_member(r, odd, 2), 1);
+    ck_assert_int_eq(dtr__recording_member(r, odd, 3), -1);
+}
+
+/* The one file of `base`. */
+static void find_file(char *path, size_t cap) {
+    DIR *d = opendir(base);
+    path[0] = '\0';
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (e->d_name[0] != '.') {
+            snprintf(path, cap, "%s/%s", base, e->d_name);
+        }
+    }
+    closedir(d);
+}
+
+START_TEST(survives_sigkill) {
+    char path[400], why[160];
+    int status = 0;
+    make_base();
+    pid_t child = fork();
+    if (child == 0) {
+        dtr_world w;
+        open_world(&w, base, "64");
+        record_some(&w);
+        (void)kill(getpid(), SIGKILL);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFSIGNALED(status));
+    find_file(path, sizeof path);
+    dtr__recording *r = dtr__recording_load(path, why, sizeof why);
+    ck_assert_msg(r != NULL, "%s: %s", path, why);
+    check_some(r);
+    ck_assert_uint_eq(r->head.pid, (unsigned)child);
+    ck_assert_uint_eq(atomic_load(&r->head.phase), DTR__PHASE_OPENING);
+    dtr__recording_free(r);
+    remove_base();
+}
+END_TEST
+
+START_TEST(named_folder_keeps_its_file_and_the_default_one_goes) {
+    dtr_world w;
+    char path[400];
+    make_base();
+    open_world(&w, base, "64");
+    close_world(&w);
+    find_file(path, sizeof path);
+    ck_assert_str_ne(path, "");
+    unlink(path);
+    setenv("TMPDIR", base, 1);
+    open_world(&w, "", "64");
+    find_file(path, sizeof path);
+    ck_assert_str_ne(path, "");
+    close_world(&w);
+    find_file(path, sizeof path);
+    ck_assert_str_eq(path, "");
+    unsetenv("TMPDIR");
+    remove_base();
+}
+END_TEST
+
+START_TEST(failure_keeps_the_default_folder) {
+    dtr_world w;
+    char folder[400], path[900], why[160];
+    make_base();
+    setenv("TMPDIR", base, 1);
+    open_world(&w, "", "64");
+    record_some(&w);
+    (void)DTR_FAIL(NULL, DTR_ERR_TIMEOUT, "too late");
+    dtr__rec_failure(&w, 2, DTR_ERR_TIMEOUT);
+    (void)DTR_FAIL(NULL, DTR_ERR_ARG, "count is -1");
+    dtr__rec_refused(&w, DTR_ERR_ARG);
+    snprintf(path, sizeof path, "%s", dtr__recorder_memory(&w)->path);
+    close_world(&w);
+    dtr__recording *r = dtr__recording_load(path, why, sizeof why);
+    ck_assert_msg(r != NULL, "%s: %s", path, why);
+    check_some(r);
+    ck_assert_int_eq(r->head.failure.status, DTR_ERR_TIMEOUT);
+    ck_assert_str_eq(r->head.failure.text, "too late");
+    ck_assert_str_eq(r->head.local.text, "count is -1");
+    ck_assert_int_eq(dtr__recording_group(r, 2)->status, DTR_ERR_TIMEOUT);
+    ck_assert_uint_eq(atomic_load(&r->head.phase), DTR__PHASE_CLOSED);
+    dtr__recording_free(r);
+    unlink(path);
+    find_file(folder, sizeof folder);
+    rmdir(folder);
+    unsetenv("TMPDIR");
+    remove_base();
+}
+END_TEST
+
+/* FI24: no file can be made; a peer can still read the memory. */
+START_TEST(without_a_file_the_ring_is_in_memory) {
+    static const char *const bad[] = { "/dev/null/no", "none" };
+    for (int i = 0; i < 2; i++) {
+        dtr_world w;
+        char why[160];
+        open_world(&w, bad[i], "64");
+        ck_assert_str_eq(dtr__recorder_memory(&w)->path, "");
+        record_some(&w);
+        const dtr__rec_memory *m = dtr__recorder_memory(&w);
+        dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+        ck_assert_msg(r != NULL, "%s", why);
+        check_some(r);
+        dtr__recording_free(r);
+        close_world(&w);
+    }
+}
+END_TEST
+
+/* Every length up to the ring, then some inside it: refused, or fewer records. */
+START_TEST(cut_off_files_are_read_as_far_as_they_go) {
+    dtr_world w;
+    char why[160];
+    open_world(&w, "none", "64");
+    record_some(&w);
+    const dtr__rec_memory *m = dtr__recorder_memory(&w);
+    char *copy = aligned_alloc(64, m->nbytes);
+    ck_assert_ptr_nonnull(copy);
+    for (size_t n = 0; n <= m->nbytes; n += n < m->header->ring_at ? 256 : 64) {
+        memcpy(copy, m->header, n);
+        dtr__recording *r = dtr__recording_parse(copy, n, why, sizeof why);
+        ck_assert_int_eq(r != NULL, n >= m->header->ring_at);
+        size_t whole = r != NULL ? (n - m->header->ring_at) / sizeof(dtr__record) : 0;
+        if (r != NULL) { /* slot 0 is the 64th operation's */
+            size_t want = whole == 0 ? 0 : whole - 1 < 10 ? whole - 1 : 10;
+            ck_assert_uint_eq(r->n_records, want);
+        }
+        dtr__recording_free(r);
+    }
+    free(copy);
+    close_world(&w);
+}
+END_TEST
+
+static uint64_t next(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Damage of every kind must give an answer; sanitizers say whether it was looked up outside. */
+START_TEST(damaged_files_are_refused_or_read) {
+    enum { ROUNDS = 4000 };
+    dtr_world w;
+    char why[160], text[300];
+    uint64_t seed = 88172645463325252u;
+    open_world(&w, "none", "64");
+    record_some(&w);
+    const dtr__rec_memory *m = dtr__recorder_memory(&w);
+    char *copy = aligned_alloc(64, m->nbytes);
+    int refused = 0;
+    ck_assert_ptr_nonnull(copy);
+    for (int i = 0; i < ROUNDS; i++) {
+        memcpy(copy, m->header, m->nbytes);
+        for (uint64_t hits = 1 + next(&seed) % 8; hits > 0; hits--) {
+            bool front = next(&seed) % 2 == 0;
+            size_t at = next(&seed) % (front ? 256 : m->nbytes);
+            uint64_t value = next(&seed);
+            memcpy(copy + (at < m->nbytes - 8 ? at : 0), &value, 1 + next(&seed) % 8);
+        }
+        dtr__recording *r = dtr__recording_parse(copy, m->nbytes, why, sizeof why);
+        refused += r == NULL;
+        for (size_t k = 0; r != NULL && k < r->n_records; k++) {
+            dtr__recording_title(r, &r->records[k], text, sizeof text);
+        }
+        for (size_t k = 0; r != NULL && k < r->n_groups; k++) {
+            for (int member = -1; member <= r->groups[k].size && member < 100; member++) {
+                int rank = dtr__recording_member(r, &r->groups[k], member);
+                ck_assert(rank >= -1 && rank < r->head.world_size);
+            }
+        }
+        dtr__recording_free(r);
+    }
+    ck_assert(refused > 0 && refused < ROUNDS);
+    free(copy);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(process_identity) {
+    uint64_t start = 0, again = 0;
+    char state = 0;
+    ck_assert(dtr__process_look((uint32_t)getpid(), &start, &state));
+    ck_assert(start > 0 && state == 'R');
+    ck_assert(dtr__process_look((uint32_t)getpid(), &again, &state));
+    ck_assert_uint_eq(start, again);
+    ck_assert(!dtr__process_look(0x7fffffff, &start, &state));
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = tcase_create("recording");
+    tcase_add_test(tc, survives_sigkill);
+    tcase_add_test(tc, named_folder_keeps_its_file_and_the_default_one_goes);
+    tcase_add_test(tc, failure_keeps_the_default_folder);
+    tcase_add_test(tc, without_a_file_the_ring_is_in_memory);
+    tcase_add_test(tc, cut_off_files_are_read_as_far_as_they_go);
+    tcase_add_test(tc, damaged_files_are_refused_or_read);
+    tcase_add_test(tc, process_identity);
+    suite_add_tcase(s, tc);
+}
+
+int main(void) {
+    return th_unit_main("runtime recording", make);
+}
