@@ -7,9 +7,8 @@
 
 /* ---- slots ---- */
 
-/* Strides of a gradient in its slot: the value's when its elements lie without gaps, else
- * row-major. */
-static void dense_strides(const dtr_tensor *t, int64_t *strides) {
+/* The value's strides when its elements lie without gaps, else row-major. */
+void dtr__ddp_dense_strides(const dtr_tensor *t, int64_t *strides) {
     bool taken[DTR_MAX_NDIM] = { false };
     int64_t expect = 1;
     if (t->numel == 0) {
@@ -43,7 +42,7 @@ static bool same_strides(const dtr_tensor *a, const dtr_tensor *b) {
 static dtr_status slot_make(const dtr__ddp_param *p, const dtr_tensor *memory, size_t offset,
                             dtr_tensor **slot) {
     int64_t strides[DTR_MAX_NDIM];
-    dense_strides(p->value, strides);
+    dtr__ddp_dense_strides(p->value, strides);
     return dtr__tensor_view(memory, (ptrdiff_t)(offset / dtr_dtype_size(memory->dtype)),
                             p->value->ndim, p->value->shape, strides, slot);
 }
@@ -270,6 +269,9 @@ void dtr__ddp_copy_in(dtr__ddp_param *p) {
 
 void dtr__ddp_copy_out(dtr__ddp_param *p) {
     dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
+    if (p->full != NULL) {
+        dtr__convert(p->full->data, p->full->dtype, slot->data, slot->dtype, slot->numel);
+    }
     if (grad->data == slot->data) {
         return;
     }
@@ -288,11 +290,11 @@ void dtr__ddp_fill_zero(dtr__ddp_param *p) {
 
 /* ---- gradients ---- */
 
-static dtr_status grad_make(dtr__ddp_param *p, dtr_tensor **grad) {
+dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad) {
     int64_t strides[DTR_MAX_NDIM], count = (int64_t)p->value->numel;
-    dense_strides(p->value, strides);
+    dtr__ddp_dense_strides(p->value, strides);
     dtr_tensor *memory = NULL;
-    DTR_TRY(dtr__tensor_new(p->value->dtype, 1, &count, &memory));
+    DTR_TRY(dtr__tensor_new(dtype, 1, &count, &memory));
     if (count > 0) {
         memset(memory->data, 0, p->value->numel * dtr_dtype_size(memory->dtype));
     }
@@ -311,7 +313,7 @@ dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad) {
     dtr_status s = DTR_OK;
     *grad = atomic_load(&p->grad);
     if (*grad == NULL) {
-        s = grad_make(p, grad);
+        s = dtr__ddp_grad_make(p, dtr__ddp_grad_dtype(ddp, p), grad);
         if (s == DTR_OK) {
             p->same_layout = p->slot != NULL && same_strides(*grad, p->slot);
             atomic_store_explicit(&p->grad, *grad, memory_order_release);

@@ -57,6 +57,7 @@ static void module_free(dtr_ddp *ddp) {
 
 /* What lives in the world's memory or holds the caller's tensors. No operation is left. */
 static void drop_contents(dtr_ddp *ddp) {
+    dtr__ddp_cast_drop(ddp);
     dtr__ddp_layout_drop(ddp);
     dtr_plan_free(ddp->plan);
     ddp->plan = NULL;
@@ -137,6 +138,7 @@ static dtr_status prepare(dtr_ddp *ddp, const dtr_group *group, const dtr_param 
                 "place");
     DTR_TRY(dtr__ddp_settings_read(given, &o, &ddp->set));
     DTR_TRY(dtr__ddp_params_read(ddp, params, n, &o));
+    DTR_TRY(dtr__ddp_cast_prepare(ddp));
     DTR_TRY(first_layout(ddp));
     DTR_TRY(make_map(ddp));
     DTR_TRY(make_sync_list(ddp));
@@ -186,15 +188,7 @@ static dtr_status connect(dtr_ddp *ddp, dtr_group *group, dtr_status mine) {
     ddp->id = (unsigned)(ddp->group->uid & 0xffff);
     dtr__ddp_label_buckets(ddp);
     DTR_TRY(dtr__ddp_verify(ddp, mine));
-    /* A group that looks for NaN: the module does it itself, where it can name the parameter. */
-    if (group->nan_check > 0 ||
-        (group->nan_check == 0 && dtr__opt_number(&ddp->world->options, DTR__OPT_NAN_CHECK) != 0)) {
-        ddp->set.flags |= DTR_DDP_CHECK_NAN;
-    }
-    ddp->group->nan_check = -1;
-    if (ddp->set.timeout_s > 0) {
-        ddp->group->timeout_s = ddp->set.timeout_s;
-    }
+    dtr__ddp_group_adopt(ddp, group);
     return initial_sync(ddp);
 }
 
@@ -227,6 +221,7 @@ dtr_status dtr_ddp_create(dtr_group *group, const dtr_param *params, size_t n,
         give_up(ddp);
         return s;
     }
+    dtr__ddp_cast_buffers(ddp);
     warn_of_options(ddp);
     dtr__ddp_rearm(ddp);
     ddp->magic = DTR__DDP_MAGIC;

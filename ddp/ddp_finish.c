@@ -78,6 +78,17 @@ static void note_missing(dtr_ddp *ddp, const missing *m) {
     }
 }
 
+/* With skip_unused a parameter may have left the plan; the graph is learned again only after
+ * dtr_ddp_set_group. */
+static void note_outside(dtr_ddp *ddp, size_t i) {
+    if (ddp->mode == DTR__MODE_LEARN && atomic_load(&ddp->params[i].calls) > 0) {
+        dtr__ddp_note(ddp, DTR_ERR_GRAPH, i,
+                      "parameter '%s' (%zu) became ready on rank %d, but no rank used it in the "
+                      "first iteration and skip_unused took it out of the buckets for good",
+                      ddp->params[i].name, i, ddp->rank);
+    }
+}
+
 /* After this every slot holds what this rank contributes (Y2). */
 static void settle(dtr_ddp *ddp) {
     missing m = { DTR__NONE, 0 };
@@ -88,6 +99,7 @@ static void settle(dtr_ddp *ddp) {
         uint32_t mark = atomic_load(&p->mark);
         bool used = mark == DTR__MARK_READY;
         if (p->bucket == DTR__NONE) {
+            note_outside(ddp, i);
             continue;
         }
         if (ddp->mode == DTR__MODE_LEARN || ddp->mode == DTR__MODE_LATE) {
@@ -392,6 +404,7 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
 static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
     ddp->iteration++;
     ddp->saved_size = 0;
+    dtr__ddp_cast_drop(ddp);
     dtr__ddp_rearm(ddp);
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     return s;
@@ -438,7 +451,8 @@ static dtr_status finish_bad(dtr_ddp *ddp) {
 
 static dtr_status finish_synced(dtr_ddp *ddp) {
     int64_t t_enter = dtr__now_ns(), waited_ns = 0;
-    ddp->copies_out = (ddp->size > 1 || ddp->hook.fn != NULL) && !ddp->shadow;
+    ddp->copies_out =
+        (ddp->size > 1 || ddp->hook.fn != NULL || ddp->set.has_param_dtype) && !ddp->shadow;
     if (ddp->shadow) {
         settle_shadow(ddp);
     } else {

@@ -43,6 +43,14 @@ dtr_status dtr_ddp_register_hook(dtr_ddp *ddp, dtr_ddp_hook fn, void *state, con
         dtr__error_context ctx = { .world = ddp->world, .operation = entry };
         return dtr__ddp_failed(ddp, DTR_FAIL(&ctx, DTR_ERR_ARG, "%s: fn is NULL", entry));
     }
+    if (ddp->set.has_param_dtype) {
+        dtr__error_context ctx = { .world = ddp->world, .operation = entry };
+        return dtr__ddp_failed(
+            ddp, DTR_FAIL(&ctx, DTR_ERR_STATE,
+                          "%s: the module was created with param_dtype %s, which goes with the "
+                          "library's own hooks only",
+                          entry, dtr_dtype_name(ddp->set.param_dtype)));
+    }
     dtr__ddp_hook h = { .fn = fn, .state = state };
     dtr__ddp_hook_of_wrapper(fn, state, &h);
     return dtr__ddp_hook_set(ddp, entry, &h, name != NULL && name[0] != '\0' ? name : "user");

@@ -100,6 +100,10 @@ typedef struct local_sgd {
 /* The hook's collectives start at other times than the caller's: it works on a duplicate. */
 static dtr_status local_sgd_setup(dtr_ddp *ddp, void *state) {
     local_sgd *l = state;
+    if (l->own != NULL) { /* the module was moved to another group: again */
+        (void)dtr_group_destroy(l->own);
+        l->own = NULL;
+    }
     if (l->asked == NULL) {
         return DTR_OK;
     }

@@ -60,6 +60,10 @@ typedef struct dtr__ddp_param {
     dtr_tensor *_Atomic grad; /* made under ddp->lock */
     dtr_tensor *parked;
     bool grad_given;
+    /* Mixed precision (ddp_cast.c): the value in param_dtype while an iteration is open, the
+     * average in the value's own type. A buffer's `full` is its cast copy until create puts it in
+     * place. */
+    dtr_tensor *shadow, *full;
     /* Slot; changed by the rebuild only. */
     size_t bucket;    /* DTR__NONE: in no bucket */
     dtr_tensor *slot; /* the gradient's shape in the bucket, dense; the same memory as grad in view
@@ -158,8 +162,8 @@ typedef struct dtr__ddp_settings {
     size_t n_limits;
     bool find_unused, static_graph, view, no_init_sync, no_buffers, skip_unused;
     bool unused_asked, first_reduced; /* for warnings: given, but overruled */
-    bool has_reduce_dtype;
-    dtr_dtype reduce_dtype;
+    bool has_reduce_dtype, has_param_dtype, has_buffer_dtype;
+    dtr_dtype reduce_dtype, param_dtype, buffer_dtype;
     double timeout_s;
     uint32_t flags;
 } dtr__ddp_settings;
@@ -226,7 +230,8 @@ struct dtr_ddp {
     uint64_t *order; /* ready order as it is sent; [n_trainable] */
     char *saved;     /* slots kept over a reduction that may turn out to concern nobody */
     size_t saved_size, saved_cap;
-    bool copies_out; /* the averages are somewhere else than the gradients' own values */
+    bool copies_out;     /* the averages are somewhere else than the gradients' own values */
+    dtr_tensor *shadows; /* memory of the parameters' casts, NULL: none are made */
     size_t it_unused_bytes;
     bool used_set_constant;
 
@@ -310,8 +315,23 @@ void dtr__ddp_label_buckets(dtr_ddp *ddp);
 void dtr__ddp_copy_in(dtr__ddp_param *p);
 void dtr__ddp_copy_out(dtr__ddp_param *p);
 void dtr__ddp_fill_zero(dtr__ddp_param *p);
+/* A zeroed gradient of parameter p. */
+dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad);
 /* Gradient tensor of trainable parameter i, made at the first call. */
 dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad);
+
+/* Strides of parameter p's gradient where it lies without gaps. */
+void dtr__ddp_dense_strides(const dtr_tensor *value, int64_t *strides);
+
+/* ---- ddp_cast.c ---- */
+/* The type backward writes parameter p's gradient in. */
+dtr_dtype dtr__ddp_grad_dtype(const dtr_ddp *ddp, const dtr__ddp_param *p);
+/* Of create, local: tensors for full gradients and cast buffers. */
+dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp);
+void dtr__ddp_cast_buffers(dtr_ddp *ddp);
+/* Of forward_begin: every managed parameter in param_dtype. Of the iteration's end: free them. */
+dtr_status dtr__ddp_cast_params(dtr_ddp *ddp);
+void dtr__ddp_cast_drop(dtr_ddp *ddp);
 
 /* ---- ddp_iteration.c ---- */
 const char *dtr__ddp_state_name(int state);
@@ -423,6 +443,10 @@ void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_work *work);
 void dtr__ddp_step_finish(dtr_ddp *ddp);
 void dtr__ddp_step_rest(dtr_ddp *ddp);
 void dtr__ddp_step_rearm(dtr_ddp *ddp);
+
+/* ---- ddp_group.c ---- */
+/* Settings of the module's new group, a duplicate of `parent`. */
+void dtr__ddp_group_adopt(dtr_ddp *ddp, const dtr_group *parent);
 
 /* ---- ddp_rebuild.c ---- */
 dtr_status dtr__ddp_rebuild(dtr_ddp *ddp);

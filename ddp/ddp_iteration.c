@@ -260,6 +260,8 @@ dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp) {
     if (broken) {
         return dtr__ddp_break(ddp, s);
     }
+    dtr_status cast = dtr__ddp_cast_params(ddp);
+    s = s == DTR_OK ? cast : s;
     pthread_mutex_lock(&ddp->stats_lock);
     ddp->count.forwards++;
     pthread_mutex_unlock(&ddp->stats_lock);
@@ -314,6 +316,9 @@ dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unus
     DTR_TRY(s);
     bool broken;
     s = dtr__ddp_buffers_sync(ddp, DTR_POST_FORWARD, &broken);
+    if (ddp->it_eval) {
+        dtr__ddp_cast_drop(ddp);
+    }
     atomic_store(&ddp->state, ddp->it_eval   ? DTR__DDP_IDLE
                               : ddp->it_sync ? DTR__DDP_ARMED
                                              : DTR__DDP_LOCAL);

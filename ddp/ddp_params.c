@@ -86,7 +86,7 @@ static dtr_status check_device(const dtr_ddp *ddp, const dtr_tensor *t, const ch
 
 static dtr_status take_grad(const dtr_ddp *ddp, dtr__ddp_param *p, const dtr_param *given,
                             size_t i) {
-    dtr_dtype d = p->value->dtype;
+    dtr_dtype d = dtr__ddp_grad_dtype(ddp, p);
     DTR_REQUIRE(dtr__ddp_is_float(d) || d == DTR_C64 || d == DTR_C128, NULL, DTR_ERR_DTYPE,
                 "parameter '%s' (%zu) is %s, and gradients of that type cannot be averaged: mark "
                 "it DTR_PARAM_FROZEN",
@@ -96,8 +96,8 @@ static dtr_status take_grad(const dtr_ddp *ddp, dtr__ddp_param *p, const dtr_par
                     "parameter '%s' (%zu) is %s: reduce_dtype %s would lose its imaginary part",
                     p->name, i, dtr_dtype_name(d), dtr_dtype_name(ddp->set.reduce_dtype));
         DTR_REQUIRE(!ddp->set.view || d == ddp->set.reduce_dtype, NULL, DTR_ERR_STATE,
-                    "parameter '%s' (%zu) is %s, the buckets are %s: grad_as_bucket_view needs "
-                    "equal types",
+                    "the gradient of parameter '%s' (%zu) is %s, the buckets are %s: "
+                    "grad_as_bucket_view needs equal types",
                     p->name, i, dtr_dtype_name(d), dtr_dtype_name(ddp->set.reduce_dtype));
     }
     if (given->grad == NULL) {
@@ -105,8 +105,11 @@ static dtr_status take_grad(const dtr_ddp *ddp, dtr__ddp_param *p, const dtr_par
     }
     DTR_TRY(check_tensor(given->grad, p->name, i, "gradient"));
     DTR_REQUIRE(given->grad->dtype == d, NULL, DTR_ERR_DTYPE,
-                "parameter '%s' (%zu) is %s, its gradient %s", p->name, i, dtr_dtype_name(d),
-                dtr_dtype_name(given->grad->dtype));
+                "parameter '%s' (%zu) is %s%s%s, its gradient %s: it must have the type backward "
+                "writes",
+                p->name, i, dtr_dtype_name(p->value->dtype),
+                d != p->value->dtype ? ", param_dtype is " : "",
+                d != p->value->dtype ? dtr_dtype_name(d) : "", dtr_dtype_name(given->grad->dtype));
     char a[DTR__SHAPE_TEXT], b[DTR__SHAPE_TEXT];
     DTR_REQUIRE(dtr__same_shape(given->grad, p->value), NULL, DTR_ERR_SHAPE,
                 "parameter '%s' (%zu) has shape %s, its gradient %s", p->name, i,
@@ -354,6 +357,8 @@ static void free_list(dtr__ddp_param *p, size_t n) {
         dtr_tensor_release(atomic_load(&p[i].grad));
         dtr_tensor_release(p[i].parked);
         dtr_tensor_release(p[i].slot);
+        dtr_tensor_release(p[i].shadow);
+        dtr_tensor_release(p[i].full);
         free(p[i].name);
     }
     free(p);
@@ -374,7 +379,7 @@ dtr_status dtr__ddp_plan_for(const dtr_ddp *ddp, const size_t *order, size_t n_o
     DTR_REQUIRE(p != NULL, NULL, DTR_ERR_NOMEM, "no memory to plan %zu parameters", ddp->n);
     for (size_t i = 0; i < ddp->n; i++) {
         const dtr__ddp_param *q = &ddp->params[i];
-        dtr_dtype own = q->value != NULL ? q->value->dtype : DTR_U8;
+        dtr_dtype own = q->value != NULL ? dtr__ddp_grad_dtype(ddp, q) : DTR_U8;
         p[i] = (dtr_plan_param){
             .name = q->name,
             .numel = q->trainable ? q->value->numel : 0,

@@ -23,16 +23,20 @@ static dtr_status check_lists(const dtr_ddp_options *o) {
 
 /* What this version does not do yet. */
 static dtr_status check_supported(const dtr_ddp_options *o) {
-    const char *field = o->n_delayed > 0      ? "delayed"
-                        : o->has_param_dtype  ? "param_dtype"
-                        : o->has_buffer_dtype ? "buffer_dtype"
-                                              : NULL;
+    const char *field = o->n_delayed > 0 ? "delayed" : NULL;
     DTR_REQUIRE(field == NULL, NULL, DTR_ERR_UNSUPPORTED,
                 "dtr_ddp_options.%s is not supported by this version of the library", field);
     return DTR_OK;
 }
 
-static dtr_status check_reduce_dtype(const dtr_ddp_options *o) {
+static dtr_status check_dtypes(const dtr_ddp_options *o) {
+    DTR_REQUIRE(!o->has_param_dtype || dtr__ddp_is_float(o->param_dtype), NULL, DTR_ERR_DTYPE,
+                "param_dtype %s (%d) cannot stand for parameters: use a floating-point type",
+                dtr_dtype_name(o->param_dtype), (int)o->param_dtype);
+    DTR_REQUIRE(!o->has_buffer_dtype || dtr__ddp_is_float(o->buffer_dtype), NULL, DTR_ERR_DTYPE,
+                "buffer_dtype %s (%d) cannot stand for floating-point buffers: use a "
+                "floating-point type",
+                dtr_dtype_name(o->buffer_dtype), (int)o->buffer_dtype);
     if (!o->has_reduce_dtype) {
         return DTR_OK;
     }
@@ -78,7 +82,7 @@ dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options 
     DTR_TRY(check_lists(o));
     DTR_REQUIRE(!o->skip_unused || o->static_graph, NULL, DTR_ERR_ARG,
                 "skip_unused needs static_graph: only then is the used set known for good");
-    DTR_TRY(check_reduce_dtype(o));
+    DTR_TRY(check_dtypes(o));
     DTR_TRY(check_supported(o));
     DTR_TRY(make_limits(o, set));
     set->unused_asked = o->find_unused;
@@ -90,6 +94,10 @@ dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options 
     set->skip_unused = o->skip_unused;
     set->has_reduce_dtype = o->has_reduce_dtype;
     set->reduce_dtype = o->reduce_dtype;
+    set->has_param_dtype = o->has_param_dtype;
+    set->param_dtype = o->param_dtype;
+    set->has_buffer_dtype = o->has_buffer_dtype;
+    set->buffer_dtype = o->buffer_dtype;
     set->timeout_s = o->timeout_s;
     set->flags = o->flags;
     return DTR_OK;

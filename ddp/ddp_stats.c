@@ -153,6 +153,12 @@ static void add_flags(const dtr_ddp *ddp, dtr__text *t) {
     if (s->has_reduce_dtype) {
         dtr__text_add(t, " reduce_dtype=%s", dtr_dtype_name(s->reduce_dtype));
     }
+    if (s->has_param_dtype) {
+        dtr__text_add(t, " param_dtype=%s", dtr_dtype_name(s->param_dtype));
+    }
+    if (s->has_buffer_dtype) {
+        dtr__text_add(t, " buffer_dtype=%s", dtr_dtype_name(s->buffer_dtype));
+    }
     dtr__text_add(t, "\n");
 }
 

@@ -16,6 +16,10 @@ static dtr_status check(dtr_ddp *ddp, const char *entry, dtr_ddp_step_fn fn, con
     DTR_REQUIRE(atomic_load(&ddp->state) == DTR__DDP_IDLE, &ctx, DTR_ERR_STATE,
                 "%s: %s; set steps between iterations", entry,
                 dtr__ddp_state_name(atomic_load(&ddp->state)));
+    DTR_REQUIRE(n == 0 || !ddp->set.has_param_dtype, &ctx, DTR_ERR_STATE,
+                "%s: the module was created with param_dtype %s: step after dtr_ddp_backward_end, "
+                "with dtr_ddp_full_grad",
+                entry, dtr_dtype_name(ddp->set.param_dtype));
     for (size_t k = 0; k < n; k++) {
         size_t i = params[k];
         DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));

@@ -18,6 +18,8 @@ typedef enum option_id {
     O_NO_INIT_SYNC,
     O_NO_BUFFERS,
     O_REDUCE_DTYPE,
+    O_PARAM_DTYPE,
+    O_BUFFER_DTYPE,
     O_COUNT
 } option_id;
 static const struct {
@@ -34,6 +36,8 @@ static const struct {
     [O_NO_INIT_SYNC] = { "no_init_sync", OPT_BOOL },
     [O_NO_BUFFERS] = { "no_broadcast_buffers", OPT_BOOL },
     [O_REDUCE_DTYPE] = { "reduce_dtype", OPT_DTYPE },
+    [O_PARAM_DTYPE] = { "param_dtype", OPT_DTYPE },
+    [O_BUFFER_DTYPE] = { "buffer_dtype", OPT_DTYPE },
 };
 
 typedef struct record {
@@ -60,6 +64,8 @@ static void put_options(const dtr_ddp *ddp, uint64_t *option) {
     option[O_NO_INIT_SYNC] = set->no_init_sync;
     option[O_NO_BUFFERS] = set->no_buffers;
     option[O_REDUCE_DTYPE] = set->has_reduce_dtype ? (uint64_t)set->reduce_dtype + 1 : 0;
+    option[O_PARAM_DTYPE] = set->has_param_dtype ? (uint64_t)set->param_dtype + 1 : 0;
+    option[O_BUFFER_DTYPE] = set->has_buffer_dtype ? (uint64_t)set->buffer_dtype + 1 : 0;
 }
 
 static const char *option_text(option_id id, uint64_t value, char *text, size_t cap) {

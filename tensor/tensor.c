@@ -133,6 +133,7 @@ void dtr__tensor_rebind(dtr_tensor *handle, const dtr_tensor *source) {
     atomic_fetch_add_explicit(&source->storage->refs, 1, memory_order_relaxed);
     handle->storage = source->storage;
     handle->data = source->data;
+    handle->dtype = source->dtype;
     memcpy(handle->strides, source->strides, sizeof(handle->strides));
     handle->contiguous = source->contiguous;
     storage_release(old);

@@ -19,7 +19,8 @@ typedef struct dtr__storage {
     void *arg;
 } dtr__storage;
 
-/* Fields are constant after creation, except that dtr__tensor_rebind moves data and storage. */
+/* Fields are constant after creation, except that dtr__tensor_rebind changes dtype, strides, data
+ * and storage. */
 struct dtr_tensor {
     uint64_t magic; /* DTR__TENSOR_MAGIC while live */
     _Atomic int refs;
@@ -75,8 +76,8 @@ dtr_status dtr__tensor_wrap(void *data, dtr_dtype dtype, dtr_device device, int 
  * checked. */
 dtr_status dtr__tensor_view(const dtr_tensor *base, ptrdiff_t offset, int ndim,
                             const int64_t *shape, const int64_t *strides, dtr_tensor **view);
-/* Let a live handle look at the memory of `source`, which has the same dtype, device and shape: the
- * handle stays, data pointer and strides change, the old memory loses one reference. No other
+/* Let a live handle look at the memory of `source`, which has the same device and shape: the handle
+ * stays, data pointer, dtype and strides change, the old memory loses one reference. No other
  * thread may use the handle meanwhile. */
 void dtr__tensor_rebind(dtr_tensor *handle, const dtr_tensor *source);
 

@@ -40,7 +40,7 @@ enum {
 typedef struct dtr_param {
     const char *name;  /* unique among parameters, among buffers; copied */
     dtr_tensor *value; /* kept by the module */
-    dtr_tensor *grad;  /* same dtype and shape; NULL: the library makes it */
+    dtr_tensor *grad;  /* same dtype (or param_dtype) and shape; NULL: the library makes it */
     uint32_t flags;    /* DTR_PARAM_... */
 } dtr_param;
 
@@ -64,7 +64,9 @@ typedef struct dtr_ddp_options {
     size_t n_plan_limits;
     const size_t *delayed; /* indices of parameters reduced apart, when the trigger is ready */
     size_t n_delayed, delayed_trigger;
-    dtr_dtype param_dtype, buffer_dtype;
+    dtr_dtype param_dtype;  /* what compute reads (dtr_ddp_param) and writes gradients in */
+    dtr_dtype buffer_dtype; /* floating-point buffers are cast to it at create; their tensors stay
+                               and get new memory */
     bool has_delayed_trigger, has_param_dtype, has_buffer_dtype;
     bool skip_unused; /* with static_graph: what no rank used in iteration 1 leaves the plan */
 } dtr_ddp_options;
@@ -113,6 +115,27 @@ DTR_API dtr_status dtr_ddp_destroy(dtr_ddp *ddp);
  * last error
  *  @since 0.1 */
 DTR_API dtr_tensor *dtr_ddp_grad(dtr_ddp *ddp, size_t i);
+
+/** Parameter i as compute should read it: with param_dtype a copy in that type, made anew by every
+ * dtr_ddp_forward_begin and gone after dtr_ddp_backward_end (after dtr_ddp_forward_end when
+ * evaluating); else the parameter itself. The module's. NULL on error.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     NULL with DTR_ERR_ARG (index, ignored) or DTR_ERR_STATE (outside of an iteration) as
+ * last error
+ *  @since 0.1 */
+DTR_API dtr_tensor *dtr_ddp_param(dtr_ddp *ddp, size_t i, void *stream);
+
+/** The average of parameter i's gradient in the parameter's own dtype, filled by
+ * dtr_ddp_backward_end; without param_dtype the same tensor as dtr_ddp_grad. The module's. NULL on
+ * error.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     as dtr_ddp_grad
+ *  @since 0.1 */
+DTR_API dtr_tensor *dtr_ddp_full_grad(dtr_ddp *ddp, size_t i);
 
 /** Whether parameter i has a gradient: set by dtr_ddp_grad_ready and by averaging, dropped by
  * dtr_ddp_grad_clear. false where there is none to have.
@@ -211,6 +234,19 @@ DTR_API dtr_status dtr_ddp_set_eval(dtr_ddp *ddp, bool eval);
  *  @errors     DTR_ERR_STATE after the first iteration has begun
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_set_static_graph(dtr_ddp *ddp);
+
+/** Move the module to another group of the same world, such as what is left after some ranks have
+ * gone: models and options are compared there, averages are over its ranks from now on, and what
+ * was learned (static graph, ready order, unused parameters, memory of hooks) is learned again.
+ * Parameters and gradients stay as they are. Ranks that are not in it pass NULL and may only
+ * destroy the module afterwards. On an error the module stays with its old group.
+ *  @collective all members of `group`; no, with NULL
+ *  @blocking   until they have entered
+ *  @gpu        no
+ *  @errors     DTR_ERR_STATE (an iteration or a join is open), DTR_ERR_ARG (another world), agreed:
+ * DTR_ERR_MISMATCH, DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere; those of the group
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group);
 
 /** Is every parameter ready in the open iteration? DTR_OK as well when none is open.
  *  @collective no
@@ -357,9 +393,9 @@ typedef dtr_status (*dtr_ddp_step_fn)(void *state, size_t i, dtr_tensor *value, 
  *  @collective all members must set it alike, no communication
  *  @blocking   no
  *  @gpu        no
- *  @errors     DTR_ERR_ARG (NULL, an index), DTR_ERR_STATE (an iteration is open). Iterations
- * without sync are refused while it is on. An error of fn is agreed at dtr_ddp_backward_end, whose
- * message says which parameters that rank had stepped
+ *  @errors     DTR_ERR_ARG (NULL, an index), DTR_ERR_STATE (an iteration is open; param_dtype).
+ * Iterations without sync are refused while it is on. An error of fn is agreed at
+ * dtr_ddp_backward_end, whose message says which parameters that rank had stepped
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_set_step(dtr_ddp *ddp, dtr_ddp_step_fn fn, void *state,
                                     const size_t *params, size_t n);
@@ -383,7 +419,7 @@ typedef dtr_status (*dtr_ddp_hook)(void *state, dtr_ddp_bucket *bucket, dtr_work
  *  @blocking   no
  *  @gpu        no
  *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_STATE (there is one already, which stays; an iteration
- * is open; DTR_DDP_PER_PARAM)
+ * is open; DTR_DDP_PER_PARAM; param_dtype)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_register_hook(dtr_ddp *ddp, dtr_ddp_hook fn, void *state,
                                          const char *name);
