@@ -116,6 +116,34 @@ double th_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+double th_latest(double mine) {
+    double latest = mine;
+    MPI_Allreduce(&mine, &latest, 1, MPI_DOUBLE, MPI_MAX, th.comm);
+    return latest;
+}
+
+bool th_patience(double *limit_s) {
+    int mine = th.failed_here, any = 0;
+    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, th.comm);
+    if (any == 0 || *limit_s >= 8) {
+        return false;
+    }
+    th.failed_here = false;
+    *limit_s *= 2;
+    return true;
+}
+
+dtr_group *th_hasty_group(dtr_world *w, const dtr_group_options *o) {
+    dtr_group *g = NULL;
+    dtr_status s;
+    do { /* a creation that reaches its limit does so on all ranks */
+        s = dtr_group_create(w, NULL, th.size, o, &g);
+    } while (s == DTR_ERR_TIMEOUT);
+    TH_IS(s, DTR_OK);
+    TH_AGREE();
+    return g;
+}
+
 void th_sleep(double seconds) {
     struct timespec t = { (time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds)) };
     while (nanosleep(&t, &t) != 0) {

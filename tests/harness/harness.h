@@ -82,8 +82,17 @@ void th_message_has(const char *file, int line, const char *word);
 /* Outside the library, on the harness's own communicator. */
 void th_barrier(void);
 void th_gather_u64(uint64_t mine, uint64_t *all /* [size] */);
-double th_now(void);
+double th_now(void); /* CLOCK_MONOTONIC, which the ranks of one machine share */
+/* The last of all ranks' instants, on every rank. Tests compare instants ("nobody left before the
+ * last one had come") and never assert how long something took: machines are slow at times. */
+double th_latest(double mine);
+/* For checks that need ranks to come within a short limit: with a failed check on any rank and a
+ * limit below 8 s, forgets the checks, doubles *limit_s and is true on all ranks: try again. */
+bool th_patience(double *limit_s);
 void th_sleep(double seconds);
+
+/* A group of all ranks whose options have a short limit; made however slow the machine is. */
+dtr_group *th_hasty_group(dtr_world *w, const dtr_group_options *o);
 
 /* A good collective: sum of r+1 must be W(W+1)/2. Shows after an error row that no rank is stranded
  * (HR8). */

@@ -283,7 +283,6 @@ START_TEST(failures) {
             for (int step = 0; step < 4; step++) {
                 f.now = step % 2 == (k == 5 ? 0 : 1) && (all || th_rank() == th_size() - 1);
                 bool bad = step % 2 == (k == 5 ? 0 : 1);
-                double began = th_now();
                 synth_backward(ddp, &s, step);
                 dtr_status got = dtr_ddp_backward_end(ddp, NULL);
                 dtr_status want = !bad ? DTR_OK : how < FAIL_STATUS ? DTR_ERR_STATE : DTR_ERR_IO;
@@ -294,7 +293,6 @@ START_TEST(failures) {
                     snprintf(word, sizeof word, "hook 'breaks' failed on bucket %zu on rank",
                              f.bucket);
                     TH_MESSAGE(word);
-                    TH_CHECK(th_now() - began < 2, "%g s", th_now() - began);
                     TH_CHECK(stats_of(ddp).has_error, "no error kept");
                 } else if (f.communicate) {
                     synth_check_all(ddp, &s, step, th_size());

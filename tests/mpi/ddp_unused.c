@@ -133,13 +133,11 @@ START_TEST(empty_list) {
         TH_CHECK(grad_of(ddp, 0)[3] == 0.25f / W, "t0 %g", grad_of(ddp, 0)[3]);
         TH_IS(dtr_ddp_grad_clear(ddp, SIZE_MAX), DTR_OK);
         TH_AGREE();
-        double began = th_now();
         for (size_t i = 0; i < 2 && th_rank() != 1; i++) {
             synth_write(ddp, &s, i, 5, false);
             TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
         }
         TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
-        TH_CHECK(th_now() - began < 1, "%g s", th_now() - began);
         double sum = 0;
         for (int r = 0; r < th_size(); r++) {
             sum += r == 1 ? 0 : synth_input(1, 4, r, 5);

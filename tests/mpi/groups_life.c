@@ -106,7 +106,7 @@ static void debug(void) {
     }
 }
 
-/* ENV16 and ENV17, under DTR_TIMEOUT=2.5 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail, which is a typing
+/* ENV16 and ENV17, under DTR_TIMEOUT=250 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail, which is a typing
  * error; INI8 under a rendezvous environment of nonsense. */
 static int typing_errors;
 static void count_line(void *arg, int level, const char *line) {
@@ -124,14 +124,14 @@ static void environment(void) {
     CHECK(dtr_world_create(&o, &w) == DTR_OK);
     use(w);
     CHECK(dtr_group_get_info(dtr_world_group(w), &i) == DTR_OK);
-    CHECK(i.timeout_cpu_s == 2.5 && i.timeout_cuda_s == 2.5);
+    CHECK(i.timeout_cpu_s == 250 && i.timeout_cuda_s == 250);
     CHECK(strcmp(i.backend_asked, "cpu:mpi") == 0 && strcmp(i.backend, "cpu:mpi") == 0);
     CHECK(typing_errors == (dtr_world_rank(w) == 0));
     CHECK(dtr_world_destroy(w) == DTR_OK);
     o.keep_mpi = false;
-    o.timeout_s = 4; /* code wins */
+    o.timeout_s = 400; /* code wins */
     CHECK(dtr_world_create(&o, &w) == DTR_OK);
-    CHECK(dtr_group_get_info(dtr_world_group(w), &i) == DTR_OK && i.timeout_cpu_s == 4);
+    CHECK(dtr_group_get_info(dtr_world_group(w), &i) == DTR_OK && i.timeout_cpu_s == 400);
     CHECK(dtr_world_destroy(w) == DTR_OK);
 }
 

@@ -341,12 +341,12 @@ START_TEST(handles_before_callbacks) {
     dtr_tensor_release(a);
     dtr_tensor_release(b);
     dtr_group *g = NULL;
-    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = 0.3;
     a = b = NULL;
-    TH_IS(dtr_group_split(th_group(), 0, r, &o, &g), DTR_OK);
+    TH_IS(dtr_group_split(th_group(), 0, r, NULL, &g), DTR_OK);
     if (W > 1 && r != 0) { /* rank 0 never comes */
-        TH_IS(dtr_sparse_allreduce(g, idx, val, W, DTR_SUM, NULL, &a, &b, NULL), DTR_ERR_TIMEOUT);
+        TH_IS(dtr_sparse_allreduce(g, idx, val, W, DTR_SUM, &o, &a, &b, NULL), DTR_ERR_TIMEOUT);
         TH_CHECK(a == NULL && b == NULL, "outputs written");
     }
     th_barrier();
