@@ -7,6 +7,8 @@
 
 #include <dtr/coll.h>
 
+#include "measure.h"
+
 typedef enum bench_kind {
     BENCH_ALLREDUCE,
     BENCH_REDUCE,
@@ -69,9 +71,6 @@ size_t bench_check(const bench_case *c, const contender *who, int round);
 
 /* bench_run.c: samples of all contenders of one case, taken in turn. */
 void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w);
-double bench_median(double *values, int n); /* sorts */
-double bench_gauge(void); /* bytes per second of a += b, all ranks of the node at once */
-double bench_now(void);
 
 /* bench_report.c */
 void bench_header(FILE *to, const bench_options *o, const dtr_world *w);

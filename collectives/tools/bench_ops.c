@@ -188,13 +188,13 @@ static void require(dtr_status s, const bench_case *c) {
 
 /* Device-like compute leaves the core free; CPU compute does not. */
 static void compute(const bench_case *c) {
-    double end = bench_now() + c->compute_s;
+    double end = measure_now() + c->compute_s;
     if (!c->cpu_compute) {
         struct timespec t = { (time_t)c->compute_s,
                               (long)(1e9 * (c->compute_s - (double)(time_t)c->compute_s)) };
         nanosleep(&t, NULL);
     }
-    while (bench_now() < end) {
+    while (measure_now() < end) {
     }
 }
 

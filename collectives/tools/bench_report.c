@@ -26,31 +26,6 @@ void bench_header(FILE *to, const bench_options *o, const dtr_world *w) {
             "", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "");
 }
 
-static double median_of(const double *from, int n) {
-    double *copy = malloc((size_t)n * sizeof *copy);
-    if (copy == NULL) {
-        return 0;
-    }
-    memcpy(copy, from, (size_t)n * sizeof *copy);
-    double m = bench_median(copy, n);
-    free(copy);
-    return m;
-}
-
-static double median_ratio(const bench_row *r) {
-    double *ratio = malloc((size_t)r->rounds * sizeof *ratio);
-    if (ratio == NULL || r->peer == NULL) {
-        free(ratio);
-        return 0;
-    }
-    for (int i = 0; i < r->rounds; i++) {
-        ratio[i] = r->peer->sample[i] / r->who->sample[i];
-    }
-    double m = bench_median(ratio, r->rounds);
-    free(ratio);
-    return m;
-}
-
 static const char *op_name(const bench_case *c) {
     static const char *const names[] = {
         "sum", "avg", "prod", "min", "max", "band", "bor", "bxor"
@@ -60,12 +35,13 @@ static const char *op_name(const bench_case *c) {
 
 void bench_print(const bench_row *r) {
     const bench_case *c = r->c;
-    double t = median_of(r->who->sample, r->rounds), algbw = (double)c->bytes / t * 1e-9;
+    double t = measure_median(r->who->sample, r->rounds), algbw = (double)c->bytes / t * 1e-9;
     printf("%12zu %12zu %7s %6s %-14s %-10s %11.2f %8.2f %8.2f %7zu", c->bytes, c->count,
            dtr_dtype_name(c->dtype), op_name(c), bench_kind_name(c->kind), r->who->name, t * 1e6,
            algbw, algbw * bench_bus_factor(c), r->who->wrong);
     if (r->peer != NULL) {
-        printf(" %11.2f %7.2f", median_of(r->peer->sample, r->rounds) * 1e6, median_ratio(r));
+        printf(" %11.2f %7.2f", measure_median(r->peer->sample, r->rounds) * 1e6,
+               measure_ratio(r->peer->sample, r->who->sample, r->rounds));
     }
     if (c->mode == BENCH_OVERLAP) {
         printf("  hidden %3.0f %%", 100 * r->who->hidden);
@@ -76,7 +52,7 @@ void bench_print(const bench_row *r) {
 
 void bench_json(FILE *to, const bench_row *r, bool first) {
     const bench_case *c = r->c;
-    double t = median_of(r->who->sample, r->rounds);
+    double t = measure_median(r->who->sample, r->rounds);
     fprintf(to,
             "%s\n  {\"run\": %d, \"call\": \"%s\", \"bytes\": %zu, \"count\": %zu, \"dtype\": "
             "\"%s\", \"op\": \"%s\", "
@@ -88,7 +64,8 @@ void bench_json(FILE *to, const bench_row *r, bool first) {
             r->who->wrong);
     if (r->peer != NULL) {
         fprintf(to, ", \"peer\": \"%s\", \"peer_us\": %.3f, \"ratio\": %.4f", r->peer->name,
-                median_of(r->peer->sample, r->rounds) * 1e6, median_ratio(r));
+                measure_median(r->peer->sample, r->rounds) * 1e6,
+                measure_ratio(r->peer->sample, r->who->sample, r->rounds));
     }
     if (c->mode == BENCH_OVERLAP) {
         fprintf(to, ", \"hidden\": %.4f", r->who->hidden);

@@ -4,23 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-double bench_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double bench_median(double *values, int n) {
-    qsort(values, (size_t)n, sizeof *values, ascending);
-    return n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
-}
 
 /* Small operations are far below the clock's and the barrier's noise: time many in a row. */
 static int calls_per_sample(size_t bytes) {
@@ -44,7 +27,7 @@ static double sample(const bench_case *c, const contender *who, dtr_group *g, in
     int calls = calls_per_sample(c->bytes);
     bench_fill(c, who, round);
     MPI_Barrier(MPI_COMM_WORLD);
-    double start = bench_now();
+    double start = measure_now();
     for (int i = 0; i < calls; i++) {
         if (c->in_count > 0 && i > 0 && !c->in_place) { /* fresh data each call */
             ((volatile unsigned char *)who->in)[0] = ((volatile unsigned char *)who->in)[0];
@@ -54,9 +37,7 @@ static double sample(const bench_case *c, const contender *who, dtr_group *g, in
             sink = read_all(c, who);
         }
     }
-    double mine = (bench_now() - start) / calls, slowest = 0;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return slowest;
+    return measure_slowest((measure_now() - start) / calls);
 }
 
 void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w) {
@@ -78,35 +59,4 @@ void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world
             now->sample[round] = sample(c, now, g, round + 1);
         }
     }
-}
-
-double bench_gauge(void) {
-    enum { BYTES = 256 << 20, TIMES = 3 };
-    int size = 1;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    size_t n = BYTES / sizeof(float) / (size_t)size;
-    float *a = malloc(n * sizeof *a), *b = malloc(n * sizeof *b);
-    double best = 0;
-    if (a == NULL || b == NULL) {
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    for (size_t i = 0; i < n; i++) {
-        a[i] = 1;
-        b[i] = (float)(i & 7);
-    }
-    for (int k = 0; k < TIMES; k++) {
-        MPI_Barrier(MPI_COMM_WORLD);
-        double start = bench_now();
-        for (size_t i = 0; i < n; i++) {
-            a[i] += b[i];
-        }
-        double mine = bench_now() - start, slowest = 0;
-        MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-        double rate = 3.0 * (double)n * sizeof(float) * size / slowest;
-        best = rate > best ? rate : best;
-    }
-    sink = (double)a[n / 2];
-    free(a);
-    free(b);
-    return best;
 }

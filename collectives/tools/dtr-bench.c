@@ -31,28 +31,6 @@ static const char help[] =
     "The run is void, exit status 3, when the memory bandwidth before and after it differs by more "
     "than 20 %.\n";
 
-static bool parse_size(const char *text, size_t *out) {
-    char *end = NULL;
-    double v = strtod(text, &end);
-    if (end == text || v < 0) {
-        return false;
-    }
-    size_t unit = *end == 'k' || *end == 'K'   ? 1024
-                  : *end == 'm' || *end == 'M' ? 1 << 20
-                  : *end == 'g' || *end == 'G' ? 1 << 30
-                                               : 1;
-    end += *end != '\0' && unit > 1;
-    *out = (size_t)(v * (double)unit);
-    return *end == '\0' || strcasecmp(end, "iB") == 0 || strcasecmp(end, "B") == 0;
-}
-
-static bool parse_count(const char *text, int least, int *out) {
-    char *end = NULL;
-    long v = strtol(text, &end, 10);
-    *out = (int)v;
-    return end != text && *end == '\0' && v >= least && v < 1000000;
-}
-
 static bool parse_dtypes(char *list, bool *dtype) {
     memset(dtype, 0, 14 * sizeof *dtype);
     for (char *name = strtok(list, ","); name != NULL; name = strtok(NULL, ",")) {
@@ -66,15 +44,6 @@ static bool parse_dtypes(char *list, bool *dtype) {
         dtype[d] = true;
     }
     return true;
-}
-
-static int word(const char *text, const char *const *words) {
-    for (int i = 0; words[i] != NULL; i++) {
-        if (strcmp(text, words[i]) == 0) {
-            return i;
-        }
-    }
-    return -1;
 }
 
 enum { COMPUTE = 256, IN_PLACE, READ_BACK, NO_PEER };
@@ -105,32 +74,32 @@ static bool take(bench_options *o, int which) {
     int i = 0;
     switch (which) {
     case 'b':
-        return parse_size(optarg, &o->min_bytes);
+        return measure_parse_size(optarg, &o->min_bytes);
     case 'e':
-        return parse_size(optarg, &o->max_bytes);
+        return measure_parse_size(optarg, &o->max_bytes);
     case 'f':
-        return parse_count(optarg, 2, &o->factor);
+        return measure_parse_count(optarg, 2, &o->factor);
     case 'd':
         return parse_dtypes(optarg, o->dtype);
     case 'r':
-        return parse_count(optarg, 1, &o->rounds);
+        return measure_parse_count(optarg, 1, &o->rounds);
     case 'R':
-        return parse_count(optarg, 1, &o->runs);
+        return measure_parse_count(optarg, 1, &o->runs);
     case 'o':
-        i = word(optarg, ops);
+        i = measure_word(optarg, ops);
         o->op = (dtr_op)i;
         return i >= 0;
     case 'm':
-        i = word(optarg, memories);
+        i = measure_word(optarg, memories);
         o->plain = i != 1;
         o->shared = i != 0;
         return i >= 0;
     case 'M':
-        i = word(optarg, modes);
+        i = measure_word(optarg, modes);
         o->mode = (bench_mode)i;
         return i >= 0;
     case COMPUTE:
-        i = word(optarg, computes);
+        i = measure_word(optarg, computes);
         o->cpu_compute = i == 1;
         return i >= 0;
     case IN_PLACE:
@@ -163,7 +132,7 @@ static int parse(bench_options *o, int argc, char **argv, bool loud) {
         }
         if (!take(o, which)) {
             if (loud && which != '?') {
-                fprintf(stderr, "dtr-bench: '%s' does not fit its option; see --help\n", optarg);
+                measure_bad_option("dtr-bench", table, which, optarg);
             }
             return 3;
         }
@@ -237,18 +206,15 @@ static void run_overlap(bench_case *c, contender *who, int n, int rounds, dtr_wo
     c->mode = BENCH_BLOCKING;
     bench_run(c, who, n, rounds, w);
     for (int i = 0; i < n; i++) {
-        alone[i] = bench_median(who[i].sample, rounds);
+        alone[i] = measure_median(who[i].sample, rounds);
         c->compute_s = alone[i] > c->compute_s ? alone[i] : c->compute_s;
     }
     MPI_Bcast(&c->compute_s, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     c->mode = BENCH_OVERLAP;
     bench_run(c, who, n, rounds, w);
     for (int i = 0; i < n; i++) {
-        double *copy = malloc((size_t)rounds * sizeof *copy);
-        memcpy(copy, who[i].sample, (size_t)rounds * sizeof *copy);
-        double exposed = bench_median(copy, rounds) - c->compute_s;
+        double exposed = measure_median(who[i].sample, rounds) - c->compute_s;
         who[i].hidden = exposed <= 0 ? 1 : exposed >= alone[i] ? 0 : 1 - exposed / alone[i];
-        free(copy);
     }
 }
 
@@ -327,16 +293,14 @@ static int run(const bench_options *o, dtr_world *w) {
     if (talk) {
         bench_header(stdout, o, w);
     }
-    double before = bench_gauge();
+    double before = measure_gauge();
     for (out.run = 1; out.run <= o->runs; out.run++) {
         bench_all(o, w, &out);
     }
-    double after = bench_gauge(), change = after / before - 1;
-    bool calm = change < 0.2 && change > -0.2;
-    MPI_Bcast(&calm, 1, MPI_C_BOOL, 0, MPI_COMM_WORLD);
+    double after = measure_gauge();
+    bool calm = measure_calm(before, after);
     if (talk) {
-        printf("# memory gauge (a += b, all ranks): %.1f GB/s before, %.1f after%s\n",
-               before * 1e-9, after * 1e-9, calm ? "" : ": VOID, the machine was not quiet");
+        measure_print_gauge(before, after, calm);
         printf("# wrong elements: %zu\n", out.wrong);
     }
     if (out.json != NULL) {

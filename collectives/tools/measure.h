@@ -1,0 +1,39 @@
+/* What the measuring programs share: clock, medians, the memory gauge, numbers on command lines. */
+#ifndef DTR_MEASURE_H
+#define DTR_MEASURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+double measure_now(void);
+double measure_median(const double *values, int n);
+/* Median over rounds of above[i] / below[i]: samples of one round are paired. */
+double measure_ratio(const double *above, const double *below, int n);
+/* Median over rounds of a[i] - b[i]. */
+double measure_difference(const double *a, const double *b, int n);
+double measure_slowest(double mine); /* maximum over all ranks, on every rank */
+
+/* Bytes per second of a += b over 256 MiB, all ranks at once; collective. */
+double measure_gauge(void);
+/* Whether two gauges agree within 20 %; the same answer on every rank. */
+bool measure_calm(double before, double after);
+void measure_print_gauge(double before, double after, bool calm);
+
+/* Sizes as 8, 4K, 1.5M, 2GiB; whole numbers from `least` on. false: not one. */
+bool measure_parse_size(const char *text, size_t *out);
+bool measure_parse_count(const char *text, int least, int *out);
+/* Index of a word in a list that ends with NULL; -1: not there. */
+int measure_word(const char *text, const char *const *words);
+/* Says on stderr that `text` is no value for the option `which` of a getopt_long table. */
+struct option;
+void measure_bad_option(const char *program, const struct option *table, int which,
+                        const char *text);
+
+/* The name and version of MPI, without what follows the first comma. */
+void measure_mpi_name(char *name, size_t cap);
+void measure_json_text(FILE *to, const char *text); /* quoted and escaped */
+/* "model name" line of /proc/cpuinfo, or "unknown". */
+void measure_cpu_name(char *name, size_t cap);
+
+#endif /* DTR_MEASURE_H */

@@ -1,0 +1,264 @@
+/* dtr-ddp-bench: gradient averaging of a whole model against plain MPI_Allreduce of its buckets. */
+#include <getopt.h>
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <dtr/mpi.h>
+
+#include "ddp_bench.h"
+#include "measure.h"
+
+static const char help[] =
+    "dtr-ddp-bench - times data-parallel steps of a model's gradients, paired with plain MPI\n"
+    "  mpirun -n 2 --bind-to none dtr-ddp-bench [options]\n\n"
+    "  -m, --model NAME      gpt2 (124M, 148 tensors), resnet50 (161 tensors), or a file with one\n"
+    "                        parameter a line: name and sizes, as \"fc.weight 1000 2048\" (gpt2)\n"
+    "  -b, --bucket SIZE     bytes per bucket, as 512K, 25M (25M)\n"
+    "      --first-bucket SIZE   of the first one (1M)\n"
+    "  -g, --grads NAME      view: gradients lie in the buckets; copy: in memory of their own "
+    "(view)\n"
+    "  -d, --reduce-dtype NAME   element type of buckets and communication, as bf16 (f32)\n"
+    "  -k, --hook NAME       none allreduce fp16 bf16 q8 powersgd (none)\n"
+    "  -s, --steps N         samples per contender and phase (11)\n"
+    "  -w, --warmup N        steps before that (3)\n"
+    "  -R, --runs N          times the whole is run (1)\n"
+    "  -c, --compute NAME    backward is device (the core is free meanwhile), cpu (arithmetic in "
+    "the\n"
+    "                        calling thread) or none: sync alone (device)\n"
+    "  -t, --compute-ms X    length of one backward (as long as the slowest sync alone)\n"
+    "      --no-peer         leave plain MPI out\n"
+    "      --no-gauge        do not measure memory bandwidth at both ends; nothing is void\n"
+    "  -j, --json FILE       write the figures as JSON too\n"
+    "  -l, --list            print the model's parameters, in the form that --model reads, and "
+    "end\n"
+    "  -h, --help            this text\n\n"
+    "Phases: \"sync\" hands over all gradients at once, \"backward\" one by one as compute makes "
+    "them.\n"
+    "Exit status: 0; 1 wrong results or a failure; 2 wrong options; 3 void, the memory bandwidth\n"
+    "before and after differs by more than 20 %.\n";
+
+enum { FIRST = 256, NO_PEER, NO_GAUGE };
+static const struct option table[] = {
+    { "model", 1, NULL, 'm' },
+    { "bucket", 1, NULL, 'b' },
+    { "first-bucket", 1, NULL, FIRST },
+    { "grads", 1, NULL, 'g' },
+    { "reduce-dtype", 1, NULL, 'd' },
+    { "hook", 1, NULL, 'k' },
+    { "steps", 1, NULL, 's' },
+    { "warmup", 1, NULL, 'w' },
+    { "runs", 1, NULL, 'R' },
+    { "compute", 1, NULL, 'c' },
+    { "compute-ms", 1, NULL, 't' },
+    { "no-peer", 0, NULL, NO_PEER },
+    { "json", 1, NULL, 'j' },
+    { "list", 0, NULL, 'l' },
+    { "no-gauge", 0, NULL, NO_GAUGE },
+    { "help", 0, NULL, 'h' },
+    { NULL, 0, NULL, 0 },
+};
+
+static bool take_dtype(ddp_bench_options *o) {
+    static const dtr_dtype floats[] = { DTR_F16, DTR_BF16, DTR_F32, DTR_F64 };
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        if (strcmp(optarg, dtr_dtype_name(floats[i])) == 0) {
+            o->reduce_dtype = floats[i];
+            o->has_reduce_dtype = floats[i] != DTR_F32;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool take_hook(ddp_bench_options *o) {
+    static const char *const names[] = {
+        "none", "allreduce", "fp16", "bf16", "q8", "powersgd", NULL
+    };
+    static const int hooks[] = { -1,          DTR_HOOK_ALLREDUCE, DTR_HOOK_FP16, DTR_HOOK_BF16,
+                                 DTR_HOOK_Q8, DTR_HOOK_POWERSGD };
+    int i = measure_word(optarg, names);
+    if (i >= 0) {
+        o->hook = names[i];
+        o->builtin = hooks[i];
+    }
+    return i >= 0;
+}
+
+static bool take_milliseconds(ddp_bench_options *o) {
+    char *end = NULL;
+    double ms = strtod(optarg, &end);
+    o->compute_s = ms * 1e-3;
+    return end != optarg && *end == '\0' && ms >= 0 && ms <= 1e6;
+}
+
+static bool take(ddp_bench_options *o, int which) {
+    static const char *const computes[] = { "device", "cpu", "none", NULL };
+    static const char *const grads[] = { "view", "copy", NULL };
+    int i = 0;
+    switch (which) {
+    case 'm':
+        o->model = optarg;
+        return true;
+    case 'b':
+        return measure_parse_size(optarg, &o->bucket_bytes) && o->bucket_bytes > 0;
+    case FIRST:
+        return measure_parse_size(optarg, &o->first_bytes) && o->first_bytes > 0;
+    case 'g':
+        i = measure_word(optarg, grads);
+        o->view = i == 0;
+        o->copy = i == 1;
+        return i >= 0;
+    case 'd':
+        return take_dtype(o);
+    case 'k':
+        return take_hook(o);
+    case 's':
+        return measure_parse_count(optarg, 1, &o->steps);
+    case 'w':
+        return measure_parse_count(optarg, 2, &o->warmup);
+    case 'R':
+        return measure_parse_count(optarg, 1, &o->runs);
+    case 'c':
+        i = measure_word(optarg, computes);
+        o->compute = (compute_kind)i;
+        return i >= 0;
+    case 't':
+        return take_milliseconds(o);
+    case NO_PEER:
+        o->peer = false;
+        return true;
+    case NO_GAUGE:
+        o->gauge = false;
+        return true;
+    case 'j':
+        o->json = optarg;
+        return true;
+    case 'l':
+        o->list = true;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* -1: go on; else the exit status. */
+static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
+    int which = 0;
+    opterr = loud;
+    while ((which = getopt_long(argc, argv, "m:b:g:d:k:s:w:R:c:t:j:lh", table, NULL)) != -1) {
+        if (which == 'h') {
+            if (loud) {
+                fputs(help, stdout);
+            }
+            return 0;
+        }
+        if (!take(o, which)) {
+            if (loud && which != '?') {
+                measure_bad_option("dtr-ddp-bench", table, which, optarg);
+            }
+            return 2;
+        }
+    }
+    if (optind < argc || (o->has_reduce_dtype && o->view)) {
+        if (loud && optind < argc) {
+            fprintf(stderr, "dtr-ddp-bench: cannot make sense of \"%s\"; see --help\n",
+                    argv[optind]);
+        } else if (loud) {
+            fprintf(stderr, "dtr-ddp-bench: --grads view needs buckets of the gradients' own type; "
+                            "use --grads copy with --reduce-dtype\n");
+        }
+        return 2;
+    }
+    o->view = !o->copy && !o->has_reduce_dtype;
+    return -1;
+}
+
+static void print_list(const model *m) {
+    for (size_t i = 0; i < m->n; i++) {
+        printf("%s", m->params[i].name);
+        for (int d = 0; d < m->params[i].ndim; d++) {
+            printf(" %lld", (long long)m->params[i].shape[d]);
+        }
+        printf("\n");
+    }
+}
+
+static int run(const ddp_bench_options *o, model m, dtr_world *w, FILE *json) {
+    ddp_bench b = { .model = m };
+    bool talk = dtr_world_rank(w) == 0, calm = true;
+    size_t wrong = 0;
+    bench_open(&b, o, w);
+    if (talk) {
+        report_head(&b);
+    }
+    for (int i = 1; i <= o->runs; i++) {
+        bench_run(&b);
+        calm = calm && b.calm;
+        wrong += b.wrong[WHO_DTR] + b.wrong[WHO_MPI] + b.wrong[WHO_INLINE];
+        if (talk) {
+            report_run(&b, i);
+        }
+        if (json != NULL) {
+            report_json(json, &b, i);
+        }
+    }
+    bench_close(&b);
+    return wrong > 0 ? 1 : calm ? 0 : 3;
+}
+
+/* Every rank reads the model, so that a file missing on one host is reported before anything runs.
+ */
+static int prepare_and_run(const ddp_bench_options *o) {
+    char error[512] = "";
+    model m;
+    dtr_world *w = NULL;
+    FILE *json = NULL;
+    int rank = 0, bad = 0, any = 0, status = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    bad = !model_open(o->model, &m, error, sizeof error);
+    if (!bad && rank == 0 && o->json != NULL && (json = fopen(o->json, "w")) == NULL) {
+        snprintf(error, sizeof error, "cannot write %s", o->json);
+        bad = 1;
+    }
+    MPI_Allreduce(&bad, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    if (bad) {
+        fprintf(stderr, "dtr-ddp-bench: rank %d: %s\n", rank, error);
+    }
+    if (any == 0 && o->list) {
+        if (rank == 0) {
+            print_list(&m);
+        }
+    } else if (any == 0) {
+        bench_require(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w),
+                      "dtr_world_create_from_comm");
+        status = run(o, m, w, json);
+        bench_require(dtr_world_destroy(w), "dtr_world_destroy");
+    }
+    if (json != NULL) {
+        fclose(json);
+    }
+    model_close(&m);
+    return any != 0 ? 2 : status;
+}
+
+int main(int argc, char **argv) {
+    ddp_bench_options o = { .model = "gpt2",
+                            .hook = "none",
+                            .bucket_bytes = 25 << 20,
+                            .first_bytes = 1 << 20,
+                            .steps = 11,
+                            .warmup = 3,
+                            .runs = 1,
+                            .peer = true,
+                            .gauge = true,
+                            .builtin = -1,
+                            .compute_s = -1 };
+    int rank = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &(int){ 0 });
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    int status = parse(&o, argc, argv, rank == 0);
+    status = status < 0 ? prepare_and_run(&o) : status;
+    MPI_Finalize();
+    return status;
+}

@@ -1,0 +1,47 @@
+"""What the tests of the measuring programs share: running them, and a list of what was wrong."""
+import subprocess
+import sys
+
+VOID = 3  # the machine was not quiet, which a test machine need not be
+problems = []
+
+
+def expect(good, text, *values):
+    if not good:
+        problems.append(text % values)
+    return good
+
+
+def run(command, statuses):
+    """Run a command; its standard output, empty where it ended with another status than expected."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    if expect(done.returncode in statuses, "%s: status %d, expected one of %s\n%s%s", " ".join(command),
+              done.returncode, statuses, done.stdout, done.stderr):
+        return done.stdout
+    return ""
+
+
+def refuses(command, *texts):
+    """A wrong option ends with status 2, and the message on stderr has all the texts."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    expect(done.returncode == 2, "%s: status %d, expected 2", " ".join(command), done.returncode)
+    for text in texts:
+        expect(text in done.stderr, "%s: \"%s\" is not in the message\n%s", " ".join(command), text, done.stderr)
+
+
+def rows(output):
+    """The lines of a table without its comments, split into words."""
+    return [line.split() for line in output.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def verdict():
+    for problem in problems:
+        print(problem)
+    sys.exit(1 if problems else 0)
