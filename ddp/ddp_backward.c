@@ -28,6 +28,10 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         dtr__ddp_hook_launch(ddp, b);
         return DTR_OK;
     }
+    if (ddp->zero != NULL) {
+        b->launched_ns = dtr__now_ns();
+        return dtr__zero_launch(ddp, b);
+    }
     dtr_buffer buffer = dtr_cpu(b->data, b->count, b->plan->dtype);
     dtr__request r = {
         .kind = DTR__K_ALLREDUCE,
@@ -49,6 +53,9 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
 static size_t early_buckets(const dtr_ddp *ddp) {
     if (ddp->mode == DTR__MODE_LEARN || ddp->mode == DTR__MODE_LATE) {
         return 0;
+    }
+    if (ddp->zero != NULL) { /* its verdict travels apart */
+        return ddp->n_buckets;
     }
     return ddp->hook.fn == NULL ? ddp->carrier : ddp->hook.ready ? ddp->n_buckets : 0;
 }

@@ -53,7 +53,10 @@ static dtr_status slot_make(const dtr__ddp_param *p, const dtr_tensor *memory, s
 static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     const dtr_device cpu = { DTR_CPU, 0 };
     size_t size = dtr_dtype_size(b->plan->dtype);
-    int64_t count = (int64_t)b->count;
+    /* Room for one slice per rank, of so many ranks or fewer, so that a sharded optimizer can be
+     * added without moving it. */
+    size_t sliced = (b->plan->nbytes + DTR__PLAN_ALIGN * (size_t)(ddp->size - 1)) / size;
+    int64_t count = (int64_t)(sliced > b->count ? sliced : b->count);
     dtr_status s =
         dtr_tensor_empty(ddp->world, b->plan->dtype, cpu, DTR_MEM_SHARED, 1, &count, &b->memory);
     if (s < 0) {
@@ -65,8 +68,8 @@ static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
                                  &b->memory));
     }
     b->data = b->memory->data;
-    if (b->count > 0) {
-        memset(b->data, 0, b->count * size);
+    if (count > 0) {
+        memset(b->data, 0, (size_t)count * size);
     }
     return DTR_OK;
 }

@@ -260,6 +260,7 @@ static dtr_status let_go(dtr_ddp *ddp) {
     if (atomic_load(&ddp->state) == DTR__DDP_REDUCING) {
         end_backward(ddp);
     }
+    dtr__zero_detach(ddp);
     dtr__ddp_join_drop(ddp);
     (void)dtr__ddp_buffers_wait(ddp);
     dtr__ddp_hook_groups_free(ddp);

@@ -193,6 +193,10 @@ static bool concerns_all(const dtr_ddp *ddp, const dtr__ddp_param *p) {
 
 /* Averages of parameters this rank used go back at once, the others wait for the map. */
 static void copy_out_bucket(dtr_ddp *ddp, const dtr_ddp_bucket *b) {
+    if (ddp->zero != NULL) {
+        dtr__zero_copy_out(ddp, b);
+        return;
+    }
     for (size_t s = 0; s < b->plan->n_slots; s++) {
         dtr__ddp_param *p = &ddp->params[b->plan->slots[s].param];
         if (ddp->copies_out && !p->step && concerns_all(ddp, p) && atomic_load(&p->grad) != NULL) {
@@ -303,7 +307,9 @@ static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
         DTR_TRY(send_map(ddp, &map));
     }
     if (carried) {
-        dtr__ddp_status_write(ddp, atomic_load(&ddp->bad));
+        if (ddp->zero == NULL) {
+            dtr__ddp_status_write(ddp, atomic_load(&ddp->bad));
+        }
         dtr__ddp_launch(ddp, true);
     }
     /* Behind buckets in flight the map can be under way at once. */
@@ -324,7 +330,8 @@ static dtr_status agreed(dtr_ddp *ddp, bool *bad) {
     if (ddp->size == 1) {
         *bad = atomic_load(&ddp->bad);
     } else if (ddp->carrier == DTR__NONE || ddp->hook.fn != NULL || ddp->step.fn != NULL ||
-               ddp->buffer_hook.fn != NULL) { /* errors may come after the last bucket has left */
+               ddp->buffer_hook.fn != NULL ||
+               ddp->zero != NULL) { /* errors may come after the last bucket has left */
         bool mine = atomic_load(&ddp->bad) || atomic_load(&ddp->hook.failed);
         DTR_TRY(dtr__ddp_any_bad(ddp, mine, bad));
     } else {
@@ -406,6 +413,7 @@ static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
     ddp->saved_size = 0;
     dtr__ddp_cast_drop(ddp);
     dtr__ddp_rearm(ddp);
+    dtr__zero_closed(ddp, s == DTR_OK && ddp->it_sync);
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     return s;
 }

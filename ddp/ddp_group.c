@@ -115,6 +115,10 @@ dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
     if (ddp->join.begun) {
         return dtr__ddp_refuse(ddp, entry, "a join is open, end it first");
     }
+    dtr_status sharded = dtr__zero_refuse(ddp, entry);
+    if (sharded < 0) {
+        return dtr__ddp_failed(ddp, sharded);
+    }
     int idle = DTR__DDP_IDLE;
     if (!atomic_compare_exchange_strong(&ddp->state, &idle, DTR__DDP_BUSY)) {
         return dtr__ddp_refuse(ddp, entry, "change the group between iterations");

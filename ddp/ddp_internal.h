@@ -237,6 +237,7 @@ struct dtr_ddp {
 
     dtr__ddp_hook hook;
     dtr__ddp_stepper step;
+    dtr_zero *zero; /* NULL: not sharded; changes between iterations only */
     /* Uneven inputs (ddp_join.c); used by the thread that runs the iterations only. */
     struct {
         bool begun, by_active, stop_early;
@@ -360,7 +361,8 @@ enum {
     DTR__PART_ORDER = 0xfffe,
     DTR__PART_SYNC = 0xfffd,
     DTR__PART_HOOK = 0xfffc,
-    DTR__PART_JOIN = 0xfffb
+    DTR__PART_JOIN = 0xfffb,
+    DTR__PART_ZERO = 0xfffa
 };
 uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part);
 dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
@@ -450,6 +452,18 @@ void dtr__ddp_group_adopt(dtr_ddp *ddp, const dtr_group *parent);
 
 /* ---- ddp_rebuild.c ---- */
 dtr_status dtr__ddp_rebuild(dtr_ddp *ddp);
+
+/* ---- zero.c, zero_step.c: what a sharded optimizer changes in an iteration ---- */
+dtr_status dtr__zero_launch(dtr_ddp *ddp, dtr_ddp_bucket *b);
+void dtr__zero_copy_out(dtr_ddp *ddp, const dtr_ddp_bucket *b);
+/* An iteration has ended; `averaged`: the slices hold averages. */
+void dtr__zero_closed(dtr_ddp *ddp, bool averaged);
+/* DTR_ERR_STATE while parameters of the last step are still on their way. */
+dtr_status dtr__zero_may_open(dtr_ddp *ddp, const char *entry);
+/* DTR_ERR_STATE where the module is sharded. */
+dtr_status dtr__zero_refuse(const dtr_ddp *ddp, const char *entry);
+/* The module ends. */
+void dtr__zero_detach(dtr_ddp *ddp);
 
 /* ---- ddp_stats.c ---- */
 typedef enum dtr__ddp_warning {

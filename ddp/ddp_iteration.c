@@ -155,6 +155,7 @@ static void ready_unused(dtr_ddp *ddp) {
 
 dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry) {
     int state = atomic_load(&ddp->state);
+    DTR_TRY(dtr__zero_may_open(ddp, entry));
     if (state == DTR__DDP_IDLE) {
         bool sync, eval;
         DTR_TRY(read_flags(ddp, entry, &sync, &eval));

@@ -51,6 +51,7 @@ static dtr_status begin(dtr_ddp *ddp, const char *entry, const dtr_join_options 
     DTR_REQUIRE(atomic_load(&ddp->state) == DTR__DDP_IDLE, &ctx, DTR_ERR_STATE,
                 "%s: %s; begin between iterations", entry,
                 dtr__ddp_state_name(atomic_load(&ddp->state)));
+    DTR_TRY(dtr__zero_refuse(ddp, entry));
     DTR_REQUIRE(ddp->buffer_hook.fn == NULL || ddp->buffer_hook.when == DTR_PRE_FORWARD, &ctx,
                 DTR_ERR_STATE,
                 "%s: a buffer hook runs after forward, where ranks that have joined cannot follow",

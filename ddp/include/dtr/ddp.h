@@ -585,4 +585,6 @@ DTR_API dtr_status dtr_ddp_bucket_then(dtr_ddp_bucket *bucket, dtr_ddp_hook fn, 
 
 DTR_END_DECLS
 
+#include <dtr/zero.h>
+
 #endif /* DTR_DDP_H */

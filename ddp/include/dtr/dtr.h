@@ -20,5 +20,6 @@
 #include <dtr/version.h>
 #include <dtr/work.h>
 #include <dtr/world.h>
+#include <dtr/zero.h>
 
 #endif /* DTR_DTR_H */

@@ -1,0 +1,102 @@
+/* Sharded optimizer state (ZeRO stage 1): the state of an optimizer is as large as the model or
+ * twice as large, and each rank keeps only its share of it.
+ *
+ * From dtr_zero_create on the module's buckets are reduce-scattered in place of being averaged
+ * everywhere: after dtr_ddp_backward_end a rank has the averages of its own slice of every bucket,
+ * the other gradients are unspecified. dtr_zero_step then has a function update the parameters of
+ * these slices and gathers the results, so that every rank has all new parameters. One step moves
+ * as many bytes as averaging does, and the sums have the same bits.
+ *
+ * A rank's slice of a bucket of n bytes is 64 ceil(n / (64 size)) bytes. Its slices of one element
+ * type, bucket after bucket, are its shard: dtr_zero_shard_count elements, the length of the
+ * arrays of an optimizer. The bucket plan is the one found at create and stays as it is. */
+#ifndef DTR_ZERO_H
+#define DTR_ZERO_H
+
+#include <dtr/ddp.h>
+
+DTR_BEGIN_DECLS
+
+/* Flags of dtr_zero_options. */
+enum {
+    DTR_ZERO_OVERLAP = 1 /* dtr_zero_step returns while parameters are still being gathered; the
+                            next forward pass waits for each with dtr_zero_wait */
+};
+
+typedef struct dtr_zero_options {
+    size_t struct_size; /* set by DTR_ZERO_OPTIONS_INIT */
+    double timeout_s;   /* of gathering a bucket's parameters; 0: the module's */
+    uint32_t flags;     /* DTR_ZERO_... */
+} dtr_zero_options;
+#ifdef __cplusplus
+#define DTR_ZERO_OPTIONS_INIT \
+    { sizeof(dtr_zero_options), 0, 0 }
+#else
+#define DTR_ZERO_OPTIONS_INIT \
+    { .struct_size = sizeof(dtr_zero_options) }
+#endif
+
+/** Shard the optimizer of a module, between iterations. `options` may be NULL. The bucket plan is
+ * frozen: before the first iteration no rebuild follows. Takes scratch memory of one slice.
+ *  @collective all members of the module's group
+ *  @blocking   until all have entered
+ *  @gpu        parameters in host memory only
+ *  @errors     agreed: DTR_ERR_ARG (options), DTR_ERR_MISMATCH (options differ),
+ * DTR_ERR_UNSUPPORTED (find_unused, DTR_DDP_PER_PARAM, a hook, step callbacks, a join; parameters
+ * of several types in one bucket), DTR_ERR_STATE (sharded already), DTR_ERR_NOMEM there and
+ * DTR_ERR_REMOTE elsewhere. Local: DTR_ERR_ARG (NULL), DTR_ERR_STATE (an iteration is open)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_zero **zero);
+
+/* Update one slice: `param` and `grad` have the same count and the parameters' type, padding
+ * between parameters is zero, and `first` is the slice's first element in the shard of that type,
+ * where its optimizer state lies. Called on the thread that called dtr_zero_step. */
+typedef dtr_status (*dtr_zero_update)(void *state, size_t first, dtr_buffer param, dtr_buffer grad);
+
+/** Step: call `fn` once per bucket for this rank's slice, in bucket order, and give every rank all
+ * new parameters. Bucket b travels while fn works on b + 1. The gradients are used up: their
+ * contents are unspecified and they count as undefined.
+ *  @collective all members, after a dtr_ddp_backward_end with sync
+ *  @blocking   until the parameters are here; with DTR_ZERO_OVERLAP until fn has succeeded
+ *              everywhere
+ *  @gpu        host memory only
+ *  @errors     agreed: the status of fn, naming the rank, and no parameter has changed anywhere
+ * (what fn did to its own state has happened). Local: DTR_ERR_ARG, DTR_ERR_STATE (no averages to
+ * step with: before dtr_ddp_backward_end, a second time, after an iteration without sync, or the
+ * module is gone). Those of the group end the module
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_step(dtr_zero *zero, dtr_zero_update fn, void *state);
+
+/** With DTR_ZERO_OVERLAP: wait until parameter i (SIZE_MAX: every one) has its new value, before
+ * its layer's forward pass. Returns at once when it has. Every parameter must have been waited for
+ * before the backward pass begins.
+ *  @collective no; any thread
+ *  @blocking   until the bucket of parameter i is here
+ *  @gpu        host memory only
+ *  @errors     DTR_ERR_ARG (handle, index), DTR_ERR_STATE (the module is gone); those of the group,
+ * which end the module
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_wait(dtr_zero *zero, size_t i);
+
+/** Elements of this rank's shard of parameters of one type, padding included; 0 where there are
+ * none.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     none
+ *  @since 0.1 */
+DTR_API size_t dtr_zero_shard_count(const dtr_zero *zero, dtr_dtype dtype);
+
+/** Give the module back to plain averaging. Parameters on their way are waited for. Also legal
+ * after the module or the world has gone. NULL is DTR_OK.
+ *  @collective all members, between iterations
+ *  @blocking   until its operations have finished
+ *  @gpu        no
+ *  @errors     DTR_ERR_ARG (handle), DTR_ERR_STATE (an iteration is open; nothing has happened),
+ * those of operations in flight (the handle is gone all the same)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_destroy(dtr_zero *zero);
+
+DTR_END_DECLS
+
+#endif /* DTR_ZERO_H */

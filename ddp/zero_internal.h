@@ -1,0 +1,76 @@
+/* What a sharded optimizer is inside. Its slices follow the module's bucket plan, which does not
+ * change while it lives. */
+#ifndef DTR_ZERO_INTERNAL_H
+#define DTR_ZERO_INTERNAL_H
+
+#include "ddp_internal.h"
+
+enum { DTR__ZERO_TYPES = DTR_C128 + 1 };
+
+typedef struct dtr__zero_bucket {
+    dtr_dtype dtype;    /* of the parameters in it */
+    size_t slice;       /* elements per rank */
+    size_t first;       /* where this rank's slice begins in its shard */
+    dtr_tensor *memory; /* where parameters are gathered when the bucket is too small, else NULL */
+    char *data;         /* the memory they are gathered in: one slice per rank */
+    dtr_work *work;     /* under way; lock */
+    bool pending;       /* gathered or under way, not in the values yet; lock */
+} dtr__zero_bucket;
+
+struct dtr_zero {
+    uint64_t magic;
+    dtr_ddp *ddp; /* NULL once the module has gone */
+    dtr_zero_options o;
+    size_t n_buckets;
+    dtr__zero_bucket *buckets;
+    size_t count[DTR__ZERO_TYPES]; /* elements of the shard by type */
+    char *param, *grad;            /* one slice each */
+    bool due;                      /* the slices hold averages to step with */
+    bool rebuild_due;              /* the module's, before */
+    pthread_mutex_t lock;
+    _Atomic size_t n_pending; /* buckets; written under lock */
+};
+
+#define DTR__ZERO_MAGIC UINT64_C(0x6474725f7a65726f)
+
+/* Bytes of one rank's slice of a bucket. */
+size_t dtr__zero_slice_nbytes(size_t nbytes, int size);
+
+/* A stretch of one parameter in one rank's slice of a bucket, in elements. */
+typedef struct dtr__zero_piece {
+    size_t param;
+    size_t from, count; /* in the parameter, counted as its slot lies */
+    size_t at;          /* in the slice */
+} dtr__zero_piece;
+/* The next one at or behind slot *s of the bucket's plan, which moves on; false at the end. */
+bool dtr__zero_next(const dtr_zero *z, size_t b, int rank, size_t *s, dtr__zero_piece *piece);
+
+/* Elements of a tensor to packed memory, counted as they lie in `slot` of the same shape. */
+void dtr__zero_read(const dtr_tensor *t, const dtr_tensor *slot, size_t from, size_t count,
+                    void *to);
+void dtr__zero_write(const dtr_tensor *t, const dtr_tensor *slot, size_t from, size_t count,
+                     const void *from_memory);
+
+/* Live handle with a module; the first line of every call. */
+dtr_status dtr__zero_check(const dtr_zero *z, const char *entry);
+/* As DTR_REQUIRE's failures in a call on `z`. */
+dtr_status dtr__zero_fail(const dtr_zero *z, dtr_status s, const char *fmt, ...) DTR_PRINTF(3, 4);
+/* The module between iterations becomes busy, or DTR_ERR_STATE. */
+dtr_status dtr__zero_begin(dtr_zero *z, const char *entry);
+/* And idle again; an error of the group ends it. Returns s. */
+dtr_status dtr__zero_end(dtr_zero *z, dtr_status s);
+/* One rank's status becomes every rank's: all return DTR_OK, or the lowest failing rank's error,
+ * which `text` describes there. *broken: the error is the group's. */
+dtr_status dtr__zero_agree(dtr_ddp *ddp, dtr_status mine, const char *text, bool callers);
+
+/* ---- zero_step.c ---- */
+/* Give the slices of a bucket to all ranks: this rank's is in its place in `data`. */
+dtr_status dtr__zero_gather(dtr_zero *z, size_t b);
+/* Wait for a bucket and write its parameters to their values; lock is held. With `drop` they are
+ * left as they are. */
+dtr_status dtr__zero_take(dtr_zero *z, size_t b, bool drop);
+dtr_status dtr__zero_take_all(dtr_zero *z, bool drop);
+/* Own slice of a bucket's parameters into packed memory, padding zero. */
+void dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to);
+
+#endif /* DTR_ZERO_INTERNAL_H */
