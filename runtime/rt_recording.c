@@ -48,7 +48,8 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
         return "its number of entries is damaged";
     }
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
-        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS) {
+        h->world_size > DTR__RECORDING_RANKS_MAX || h->groups > DTR__RECORDING_GROUPS ||
+        h->members > DTR__RECORDING_MEMBERS) {
         return "its header is damaged";
     }
     if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||

@@ -15,7 +15,8 @@ enum {
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_SETTINGS = 4096,
-    DTR__RECORDING_ENTRIES_MAX = 1 << 20
+    DTR__RECORDING_ENTRIES_MAX = 1 << 20,
+    DTR__RECORDING_RANKS_MAX = 1 << 17
 };
 
 /* An error text that is written while others may read: `version` is odd while it changes, 0 before

@@ -1,0 +1,90 @@
+/* What the files of dtr-doctor share: the recordings of one world side by side, and what is wrong.
+ */
+#ifndef DTR_DOCTOR_H
+#define DTR_DOCTOR_H
+
+#include <stdio.h>
+
+#include "rt_recording.h"
+
+typedef struct doctor_rank {
+    dtr__recording *rec; /* NULL: no file */
+    bool here;           /* written on this host: its process can be looked at */
+    bool alive;          /* here, and the process runs */
+    char state;          /* of the process, as in /proc; 'T' is stopped */
+    int64_t last_sign;   /* ns since 1970: newest time in the recording */
+} doctor_rank;
+
+typedef struct doctor_problem {
+    int order; /* most causal first */
+    char text[1024];
+} doctor_problem;
+
+/* Causes before what follows from them. */
+enum {
+    DOCTOR_DIED,
+    DOCTOR_DISAGREE,
+    DOCTOR_OPPOSITE,
+    DOCTOR_ABSENT,
+    DOCTOR_STOPPED,
+    DOCTOR_PARTNER,
+    DOCTOR_FAILED,
+    DOCTOR_SLOW,
+    DOCTOR_ENDED,
+    DOCTOR_FILES
+};
+
+typedef struct doctor_job {
+    uint64_t id;
+    int size;
+    doctor_rank *rank; /* [size] */
+    int64_t now;       /* ns since 1970: present while a rank lives, else the newest sign */
+    int n_read;
+    doctor_problem *problem;
+    size_t n_problems;
+    /* The rank that was last into most operations of all, -1: too few operations to say. */
+    int slowest;
+    double slowest_share, slowest_lag_s;
+    uint64_t slowest_of;
+} doctor_job;
+
+/* A monotonic time of a rank in ns since 1970; 0 stays 0. */
+static inline int64_t doctor_time(const dtr__recording *r, int64_t mono) {
+    return mono == 0 ? 0 : mono + (r->head.real_ns - r->head.mono_ns);
+}
+
+void doctor_problem_add(doctor_job *job, int order, const char *fmt, ...) DTR_PRINTF(3, 4);
+void doctor_find(doctor_job *job); /* all problems, sorted (doctor_find.c) */
+void doctor_find_slow(doctor_job *job);
+/* doctor_look.c: the records of a group's members */
+typedef struct doctor_member {
+    int world_rank; /* -1: not known */
+    const dtr__recording *rec;
+    uint32_t id;      /* of the group on that rank */
+    uint64_t highest; /* newest collective number */
+} doctor_member;
+typedef struct doctor_group {
+    uint64_t uid;
+    char name[64];
+    int size;
+    doctor_member *member;
+} doctor_group;
+/* All groups that any rank knows; the caller frees with doctor_groups_free. */
+doctor_group *doctor_groups(const doctor_job *job, size_t *n);
+void doctor_groups_free(doctor_group *g, size_t n);
+/* The member's record of collective number `seq`; NULL: not there. */
+const dtr__record *doctor_record(const doctor_member *m, uint64_t seq);
+/* "rank 2 (host a, pid 17)", "ranks 0, 2-5"; what a rank is doing; where it was called */
+const char *doctor_who(const doctor_job *job, int rank, char *text, size_t cap);
+const char *doctor_ranks(const bool *in, int size, char *text, size_t cap);
+const char *doctor_doing(const doctor_job *job, int rank, char *text, size_t cap);
+const char *doctor_site(const dtr__record *r);
+
+/* doctor_print.c; doctor_trace.c, which says why it failed */
+void doctor_print_table(const doctor_job *job, FILE *to);
+void doctor_print_last(const doctor_job *job, size_t n, FILE *to);
+void doctor_print_json(const doctor_job *job, size_t last, FILE *to);
+void doctor_print_string(const char *text, FILE *to); /* as JSON, in quotes */
+bool doctor_write_trace(const doctor_job *job, const char *path);
+
+#endif /* DTR_DOCTOR_H */

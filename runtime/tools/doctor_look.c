@@ -1,0 +1,171 @@
+/* Looking things up in a job: groups and their members' records, and how ranks are called. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "doctor.h"
+
+/* ---- groups ---- */
+
+static bool has(const doctor_group *all, size_t n, uint64_t uid) {
+    for (size_t i = 0; i < n; i++) {
+        if (all[i].uid == uid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A collective, and not a call inside another one. */
+static bool is_collective(const dtr__recording *r, const dtr__record *rec) {
+    enum { MEMBER = 2 };
+    return rec->seq != 0 && rec->seq < UINT64_C(1) << 62 && (rec->flags & MEMBER) == 0 &&
+           rec->kind < DTR__RECORDING_KINDS && r->head.kind[rec->kind][0] != '\0';
+}
+
+static void join(const doctor_job *job, doctor_group *g, int index, int world_rank) {
+    doctor_member *m = &g->member[index];
+    const dtr__recording *r = world_rank >= 0 ? job->rank[world_rank].rec : NULL;
+    const dtr__rec_group *own = r != NULL ? dtr__recording_group_uid(r, g->uid) : NULL;
+    m->world_rank = world_rank;
+    if (own == NULL) {
+        return;
+    }
+    m->rec = r;
+    m->id = atomic_load(&own->id);
+    for (size_t i = 0; i < r->n_records; i++) {
+        const dtr__record *rec = &r->records[i];
+        if (rec->group == m->id && is_collective(r, rec) && rec->seq > m->highest) {
+            m->highest = rec->seq;
+        }
+    }
+}
+
+static bool fill(const doctor_job *job, const dtr__recording *r, const dtr__rec_group *from,
+                 doctor_group *g) {
+    g->uid = from->uid;
+    g->size = from->size;
+    memcpy(g->name, from->name, sizeof g->name);
+    g->member = calloc((size_t)g->size, sizeof *g->member);
+    for (int i = 0; g->member != NULL && i < g->size; i++) {
+        join(job, g, i, dtr__recording_member(r, from, i));
+    }
+    return g->member != NULL;
+}
+
+doctor_group *doctor_groups(const doctor_job *job, size_t *n) {
+    size_t room = 0;
+    for (int i = 0; i < job->size; i++) {
+        room += job->rank[i].rec != NULL ? job->rank[i].rec->n_groups : 0;
+    }
+    doctor_group *all = calloc(room + 1, sizeof *all);
+    *n = 0;
+    for (int i = 0; all != NULL && i < job->size; i++) {
+        const dtr__recording *r = job->rank[i].rec;
+        for (size_t k = 0; r != NULL && k < r->n_groups; k++) {
+            if (!has(all, *n, r->groups[k].uid) && fill(job, r, &r->groups[k], &all[*n])) {
+                (*n)++;
+            }
+        }
+    }
+    return all;
+}
+
+void doctor_groups_free(doctor_group *g, size_t n) {
+    for (size_t i = 0; g != NULL && i < n; i++) {
+        free(g[i].member);
+    }
+    free(g);
+}
+
+const dtr__record *doctor_record(const doctor_member *m, uint64_t seq) {
+    for (size_t i = m->rec != NULL ? m->rec->n_records : 0; i > 0; i--) {
+        const dtr__record *rec = &m->rec->records[i - 1];
+        if (rec->group == m->id && rec->seq == seq && is_collective(m->rec, rec)) {
+            return rec;
+        }
+    }
+    return NULL;
+}
+
+/* ---- words ---- */
+
+const char *doctor_who(const doctor_job *job, int rank, char *text, size_t cap) {
+    const dtr__recording *r = job->rank[rank].rec;
+    if (r == NULL) {
+        snprintf(text, cap, "rank %d", rank);
+    } else {
+        snprintf(text, cap, "rank %d (host %s, pid %u)", rank, r->head.host, r->head.pid);
+    }
+    return text;
+}
+
+const char *doctor_ranks(const bool *in, int size, char *text, size_t cap) {
+    size_t at = 0, count = 0;
+    for (int i = 0; i < size; i++) {
+        count += in[i];
+    }
+    at += (size_t)snprintf(text, cap, count == 1 ? "rank" : "ranks");
+    const char *comma = " ";
+    for (int i = 0; i < size && at + 32 < cap; i++) {
+        int first = i;
+        if (!in[i]) {
+            continue;
+        }
+        while (i + 1 < size && in[i + 1]) {
+            i++;
+        }
+        at +=
+            (size_t)snprintf(text + at, cap - at, first == i ? "%s%d" : "%s%d-%d", comma, first, i);
+        comma = ", ";
+    }
+    return text;
+}
+
+const char *doctor_site(const dtr__record *r) {
+    return r->site[0] != '\0' ? r->site : "a place that was not noted";
+}
+
+/* Of several unfinished operations the oldest is the one that holds up the others. */
+static const dtr__record *oldest_open(const dtr__recording *r) {
+    for (size_t i = 0; i < r->n_records; i++) {
+        if (r->records[i].state < DTR__REC_FINISHED) {
+            return &r->records[i];
+        }
+    }
+    return NULL;
+}
+
+const char *doctor_doing(const doctor_job *job, int rank, char *text, size_t cap) {
+    const dtr__recording *r = job->rank[rank].rec;
+    char title[256];
+    if (r == NULL) {
+        snprintf(text, cap, "it has left no recording");
+        return text;
+    }
+    const dtr__record *open = oldest_open(r), *last = dtr__recording_last(r, true);
+    const dtr__record *of = open != NULL ? open : last;
+    if (of == NULL) {
+        snprintf(text, cap, "it has not begun any operation");
+        return text;
+    }
+    int64_t since = open != NULL ? open->t_issued : last->t_finished;
+    double age = (double)(job->now - doctor_time(r, since)) * 1e-9;
+    bool over = job->rank[rank].here && !job->rank[rank].alive;
+    dtr__recording_title(r, of, title, sizeof title);
+    if (over) {
+        snprintf(text, cap,
+                 open != NULL ? "it was inside %s, called at %s"
+                              : "it was outside the library; its last finished "
+                                "operation was %s, called at %s",
+                 title, doctor_site(of));
+    } else if (open != NULL) {
+        snprintf(text, cap, "it is inside %s since %.1f s, called at %s", title, age,
+                 doctor_site(of));
+    } else {
+        snprintf(text, cap,
+                 "it is outside the library since %.1f s; its last finished operation is %s, "
+                 "called at %s",
+                 age, title, doctor_site(of));
+    }
+    return text;
+}

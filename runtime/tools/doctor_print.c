@@ -1,0 +1,196 @@
+/* The table of ranks, the newest records, and the same as JSON. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "doctor.h"
+
+static const char *state_name(const doctor_rank *k) {
+    uint32_t phase = atomic_load(&k->rec->head.phase);
+    if (k->alive) {
+        return k->state == 'T' || k->state == 't' ? "stopped" : "running";
+    }
+    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_ENDING) {
+        return "ended";
+    }
+    return k->here ? "died" : "unknown";
+}
+
+static const dtr__record *first_open(const dtr__recording *r) {
+    for (size_t i = 0; i < r->n_records; i++) {
+        if (r->records[i].state < DTR__REC_FINISHED) {
+            return &r->records[i];
+        }
+    }
+    return NULL;
+}
+
+/* The members of the open operation's group that have not entered it. */
+static const char *waits_for(const doctor_job *job, int rank, const doctor_group *groups, size_t n,
+                             char *text, size_t cap) {
+    const dtr__recording *r = job->rank[rank].rec;
+    const dtr__record *open = first_open(r);
+    const dtr__rec_group *own = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+    size_t at = 0;
+    snprintf(text, cap, "-");
+    if (own == NULL || open->seq == 0) {
+        return text;
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (int m = 0; groups[i].uid == own->uid && m < groups[i].size; m++) {
+            const doctor_member *of = &groups[i].member[m];
+            if (of->rec != NULL && of->highest < open->seq && at + 16 < cap) {
+                at += (size_t)snprintf(text + at, cap - at, at == 0 ? "%d" : ",%d", of->world_rank);
+            }
+        }
+    }
+    return text;
+}
+
+static void print_operation(const dtr__recording *r, const dtr__record *rec, char *text,
+                            size_t cap) {
+    char title[200];
+    if (rec == NULL) {
+        snprintf(text, cap, "-");
+    } else {
+        snprintf(text, cap, "%s at %s", dtr__recording_title(r, rec, title, sizeof title),
+                 doctor_site(rec));
+    }
+}
+
+void doctor_print_table(const doctor_job *job, FILE *to) {
+    size_t n = 0;
+    doctor_group *groups = doctor_groups(job, &n);
+    fprintf(to, "\n%5s  %-16s %8s  %-8s %10s  %-10s  %s\n", "rank", "host", "pid", "state",
+            "quiet s", "waits for", "operations");
+    for (int i = 0; i < job->size; i++) {
+        const doctor_rank *k = &job->rank[i];
+        char last[320], current[320], whom[64];
+        if (k->rec == NULL) {
+            fprintf(to, "%5d  no recording\n", i);
+            continue;
+        }
+        print_operation(k->rec, dtr__recording_last(k->rec, true), last, sizeof last);
+        print_operation(k->rec, first_open(k->rec), current, sizeof current);
+        fprintf(to, "%5d  %-16s %8u  %-8s %10.1f  %-10s  last: %s\n", i, k->rec->head.host,
+                k->rec->head.pid, state_name(k), (double)(job->now - k->last_sign) * 1e-9,
+                waits_for(job, i, groups, n, whom, sizeof whom), last);
+        if (strcmp(current, "-") != 0) {
+            fprintf(to, "%66s now: %s\n", "", current);
+        }
+    }
+    doctor_groups_free(groups, n);
+}
+
+static const char *const states[] = { "?", "issued", "enqueued", "started", "finished", "failed" };
+
+void doctor_print_last(const doctor_job *job, size_t n, FILE *to) {
+    fprintf(to, "\n%5s  %10s  %-9s %14s %12s  %s\n", "rank", "number", "state", "issued, s ago",
+            "took, ms", "operation");
+    for (int i = 0; i < job->size; i++) {
+        const dtr__recording *r = job->rank[i].rec;
+        for (size_t k = r == NULL          ? 0
+                        : r->n_records > n ? r->n_records - n
+                                           : 0;
+             r != NULL && k < r->n_records; k++) {
+            const dtr__record *rec = &r->records[k];
+            char text[320];
+            double ago = (double)(job->now - doctor_time(r, rec->t_issued)) * 1e-9;
+            double took = (double)(rec->t_finished - rec->t_issued) * 1e-6;
+            print_operation(r, rec, text, sizeof text);
+            fprintf(to, "%5d  %10" PRIu64 "  %-9s %14.6f %12.3f  %s\n", i, rec->number,
+                    states[rec->state], ago, rec->t_finished != 0 ? took : 0.0, text);
+        }
+    }
+}
+
+/* ---- JSON ---- */
+
+void doctor_print_string(const char *text, FILE *to) {
+    putc('"', to);
+    for (const unsigned char *c = (const unsigned char *)text; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\') {
+            fprintf(to, "\\%c", *c);
+        } else if (*c < 0x20 || *c >= 0x7f) { /* texts may be damaged: never invalid UTF-8 */
+            fprintf(to, "\\u%04x", *c);
+        } else {
+            putc(*c, to);
+        }
+    }
+    putc('"', to);
+}
+
+static void print_member(const char *name, const char *text, FILE *to) {
+    fprintf(to, ",\"%s\":", name);
+    doctor_print_string(text, to);
+}
+
+static void json_record(const dtr__recording *r, const dtr__record *rec, FILE *to) {
+    char title[256];
+    fprintf(to, "{\"number\":%" PRIu64 ",\"seq\":%" PRIu64 ",\"state\":\"%s\",\"status\":%d",
+            rec->number, dtr__record_seq(rec), states[rec->state], (int)rec->status);
+    fprintf(to, ",\"issued_ns\":%" PRId64 ",\"started_ns\":%" PRId64 ",\"finished_ns\":%" PRId64,
+            doctor_time(r, rec->t_issued), doctor_time(r, rec->t_started),
+            doctor_time(r, rec->t_finished));
+    fprintf(to, ",\"nbytes\":%" PRIu64 ",\"fingerprint\":\"%016" PRIx64 "\",\"thread\":%u",
+            rec->nbytes, rec->fingerprint, rec->thread);
+    print_member("operation", dtr__recording_title(r, rec, title, sizeof title), to);
+    print_member("label", rec->label, to);
+    print_member("site", rec->site, to);
+    putc('}', to);
+}
+
+static void json_rank(const doctor_job *job, int rank, size_t last, FILE *to) {
+    const doctor_rank *k = &job->rank[rank];
+    const dtr__recording *r = k->rec;
+    fprintf(to, "{\"rank\":%d", rank);
+    if (r == NULL) {
+        fprintf(to, ",\"state\":\"no recording\"}");
+        return;
+    }
+    print_member("state", state_name(k), to);
+    print_member("host", r->head.host, to);
+    print_member("file", r->path, to);
+    print_member("library", r->head.library, to);
+    print_member("settings", r->head.settings, to);
+    print_member("command", r->head.command, to);
+    if (atomic_load(&r->head.failure.version) != 0) {
+        print_member("failure", r->head.failure.text, to);
+    }
+    if (atomic_load(&r->head.local.version) != 0) {
+        print_member("refused", r->head.local.text, to);
+    }
+    fprintf(to, ",\"pid\":%u,\"quiet_s\":%.3f,\"records\":%zu,\"unreadable\":%zu", r->head.pid,
+            (double)(job->now - k->last_sign) * 1e-9, r->n_records, r->torn);
+    const dtr__record *ended = dtr__recording_last(r, true), *open = first_open(r);
+    if (ended != NULL) {
+        fprintf(to, ",\"last\":");
+        json_record(r, ended, to);
+    }
+    if (open != NULL) {
+        fprintf(to, ",\"current\":");
+        json_record(r, open, to);
+    }
+    fprintf(to, ",\"newest\":[");
+    for (size_t i = r->n_records > last ? r->n_records - last : 0, n = 0; i < r->n_records; i++) {
+        fputs(n++ > 0 ? "," : "", to);
+        json_record(r, &r->records[i], to);
+    }
+    fprintf(to, "]}");
+}
+
+void doctor_print_json(const doctor_job *job, size_t last, FILE *to) {
+    fprintf(to,
+            "{\"job\":\"%016" PRIx64 "\",\"ranks_expected\":%d,\"ranks_read\":%d,\"problems\":[",
+            job->id, job->size, job->n_read);
+    for (size_t i = 0; i < job->n_problems; i++) {
+        fputs(i > 0 ? "," : "", to);
+        doctor_print_string(job->problem[i].text, to);
+    }
+    fprintf(to, "],\"slowest\":{\"rank\":%d,\"share\":%.3f,\"lag_s\":%.6f},\"ranks\":[",
+            job->slowest, job->slowest_share, job->slowest_lag_s);
+    for (int i = 0; i < job->size; i++) {
+        fputs(i > 0 ? ",\n" : "\n", to);
+        json_rank(job, i, last, to);
+    }
+    fprintf(to, "\n]}\n");
+}

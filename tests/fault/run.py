@@ -1,0 +1,158 @@
+"""Runs one fault and judges what the surviving ranks wrote and what dtr-doctor says.
+
+run.py MPIEXEC PROGRAM DOCTOR FOLDER CASE RANKS [BACKEND]
+
+Exit 0: as it must be. No check looks at how long anything took; the outer limit is CTest's.
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+mpiexec, program, doctor, base, case, ranks, backend = (sys.argv[1:] + ["auto"])[:7]
+ranks = int(ranks)
+victim = 2 if ranks > 2 else 1
+others = [r for r in range(ranks) if r != victim]
+problems = []
+folder = os.path.join(base, "%s-%d-%s" % (case, ranks, backend))
+recordings = os.path.join(folder, "recordings")
+
+
+def check(condition, what):
+    if not condition:
+        problems.append(what)
+
+
+def launch():
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(recordings)
+    env = dict(os.environ, DTR_RECORDER_DIR=recordings, DTR_BACKEND="cpu:" + backend)
+    env.pop("OMPI_MCA_orte_abort_on_non_zero_status", None)
+    version = subprocess.run([mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    # A rank's death must not be the launcher's reason to end the others.
+    go_on = ["--enable-recovery"] if b"Open MPI" in version or b"OpenRTE" in version else ["-disable-auto-cleanup"]
+    done = subprocess.run([mpiexec] + go_on + ["-n", str(ranks), program, case, folder], env=env,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout.decode(errors="replace")
+
+
+def lines(rank):
+    """What a rank noted: name -> (status, message)."""
+    try:
+        with open(os.path.join(folder, "rank%d" % rank)) as f:
+            parts = [line.rstrip("\n").split(" ", 2) for line in f]
+    except OSError:
+        return {}
+    return {p[0]: (p[1], p[2] if len(p) > 2 else "") for p in parts if len(p) >= 2}
+
+
+def expect(rank, call, status, *words):
+    got = lines(rank).get(call, ("nothing", ""))
+    check(got[0] == status, "rank %d: %s gave %s, want %s: %s" % (rank, call, got[0], status, got[1]))
+    for word in words:
+        check(re.search(word, got[1]), "rank %d: %s: no \"%s\" in: %s" % (rank, call, word, got[1]))
+
+
+def ask_doctor(*arguments):
+    done = subprocess.run([doctor, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    check(done.returncode in (0, 1, 2), "dtr-doctor ended with %d" % done.returncode)
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def diagnosis(*patterns, code=1):
+    """The first sentence matches the first pattern, and so on; then every rank has a row in the table."""
+    got, text = ask_doctor(recordings)
+    check(got == code, "dtr-doctor gave %d, want %d:\n%s" % (got, code, text))
+    sentences = text.split("\n")
+    for i, pattern in enumerate(patterns):
+        check(re.search(pattern, sentences[i]), "sentence %d of dtr-doctor lacks \"%s\":\n%s" % (i + 1, pattern, text))
+    for r in range(ranks):
+        check(re.search(r"(?m)^ +%d  " % r, text), "no row for rank %d:\n%s" % (r, text))
+    return text
+
+
+def files():
+    return sorted(os.path.join(recordings, f) for f in os.listdir(recordings))
+
+
+# ---- what each fault must produce ----
+
+def healthy():
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_OK")
+        expect(r, "destroy", "DTR_OK")
+    code, text = ask_doctor(recordings)
+    first = text.split("\n")[0]
+    check("no problem found" in first or "usually last" in first, text)
+    robust()
+
+
+def robust():
+    """DR1, DR3: machine-readable output, a trace, damaged, missing and stale files."""
+    trace = os.path.join(folder, "trace.json")
+    code, text = ask_doctor("--json", "--last", "3", "--trace", trace, recordings)
+    report = json.loads(text)
+    check(report["ranks_read"] == ranks and len(report["ranks"]) == ranks, text)
+    check([len(r["newest"]) for r in report["ranks"]] == [3] * ranks, text)
+    check("fault.c:" in report["ranks"][0]["last"]["site"], text)
+    with open(trace) as f:
+        events = json.load(f)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    check({e["pid"] for e in slices} == set(range(ranks)), "a rank has no slices in the trace")
+    check(all(e["dur"] >= 0 and e["ts"] >= 0 for e in slices), "negative times in the trace")
+    check(sum("'warm'" in e["name"] for e in slices) == 20 * ranks, "not all operations are in the trace")
+    names = files()
+    check(len(names) == ranks, "%d recordings of %d ranks" % (len(names), ranks))
+    with open(names[-1], "r+b") as f:  # cut off in the ring: still read
+        f.truncate(os.path.getsize(names[-1]) - 100000)
+    stale = bytearray(open(names[0], "rb").read())
+    at = stale.find(open(names[0], "rb").read()[:8]) + 88  # job id
+    stale[at:at + 8] = (1).to_bytes(8, sys.byteorder)
+    with open(os.path.join(recordings, "old.rec"), "wb") as f:
+        f.write(stale)
+    with open(os.path.join(recordings, "rubbish.rec"), "wb") as f:
+        f.write(os.urandom(50000))
+    os.unlink(names[0])
+    code, text = ask_doctor(recordings)
+    check(code == 1 and re.search(r"no readable recording of rank 0\b", text), text)
+    check(re.search(r"rubbish\.rec cannot be used", text), text)
+    check(re.search(r"1 recordings of earlier worlds are left out", text), text)
+    check(ask_doctor(os.path.join(recordings, "rubbish.rec"))[0] == 2, "rubbish alone is not status 2")
+
+
+def slow():
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_OK")
+    diagnosis(r"rank %d \(host .*\) is usually last: into \d+ %% of \d+ operations" % victim)
+
+
+def absent():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_TIMEOUT")
+    diagnosis(r"rank %d \(host \S+, pid \d+\) never entered allreduce #21 f32 x 1000 max 'grad\.3' group 'world', "
+              r"called at fault\.c:\d+ on ranks? .*its last finished operation .* allreduce #20 .*'warm'.*"
+              r"called at fault\.c:\d+" % victim)
+
+
+def kind():
+    for r in range(ranks):
+        expect(r, "call", "DTR_ERR_MISMATCH")
+    diagnosis(r"ranks disagree on operation #21 of group 'world': .*(allreduce|broadcast) #21 .*at fault\.c:\d+.*"
+              r"(allreduce|broadcast) #21 .*at fault\.c:\d+")
+
+
+def killed():
+    diagnosis(r"rank %d \(host \S+, pid \d+\) died .*allreduce #20 .*'warm'.*called at fault\.c" % victim,
+              r"rank %d .* never entered allreduce #21 .*'grad\.3'" % victim)
+
+
+output = launch()
+globals()[case]()
+if problems:
+    print("\n".join(problems))
+    print("---- output of the job ----\n" + output)
+    sys.exit(1)
+shutil.rmtree(folder, ignore_errors=True)
