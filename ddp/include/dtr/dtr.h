@@ -13,6 +13,7 @@
 #include <dtr/export.h>
 #include <dtr/group.h>
 #include <dtr/npy.h>
+#include <dtr/optim.h>
 #include <dtr/plan.h>
 #include <dtr/safetensors.h>
 #include <dtr/status.h>

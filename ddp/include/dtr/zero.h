@@ -87,6 +87,14 @@ DTR_API dtr_status dtr_zero_wait(dtr_zero *zero, size_t i);
  *  @since 0.1 */
 DTR_API size_t dtr_zero_shard_count(const dtr_zero *zero, dtr_dtype dtype);
 
+/* A named array that has one element for each element of this rank's shard of one type: the
+ * optimizer's state. */
+typedef struct dtr_zero_state {
+    const char *name;      /* unique, without '/' */
+    dtr_dtype param_dtype; /* whose shard */
+    dtr_buffer data;       /* dtr_zero_shard_count(zero, param_dtype) elements of any type */
+} dtr_zero_state;
+
 /** Give the module back to plain averaging. Parameters on their way are waited for. Also legal
  * after the module or the world has gone. NULL is DTR_OK.
  *  @collective all members, between iterations
