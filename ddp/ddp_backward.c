@@ -11,15 +11,20 @@ uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part) {
     return (uint64_t)ddp->id << 48 | (ddp->iteration & UINT32_MAX) << 16 | (part & 0xffff);
 }
 
-dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
-                          dtr_work **work) {
+dtr_status dtr__ddp_issue_on(dtr_ddp *ddp, dtr_group *group, dtr__request *r, const char *label,
+                             dtr_work **work) {
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = ddp->set.timeout_s;
     o.label = label;
     r->options = &o;
     r->return_address = __builtin_return_address(0);
+    return dtr__coll_issue(group, r, work);
+}
+
+dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
+                          dtr_work **work) {
     r->tag_word = dtr__ddp_tag(ddp, part);
-    return dtr__coll_issue(ddp->group, r, work);
+    return dtr__ddp_issue_on(ddp, ddp->group, r, label, work);
 }
 
 static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
@@ -31,6 +36,10 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     if (ddp->zero != NULL) {
         b->launched_ns = dtr__now_ns();
         return dtr__zero_launch(ddp, b);
+    }
+    if (b->sparse != NULL) {
+        b->launched_ns = dtr__now_ns();
+        return dtr__ddp_sparse_launch(ddp, b, &b->work);
     }
     dtr_buffer buffer = dtr_cpu(b->data, b->count, b->plan->dtype);
     dtr__request r = {
@@ -57,11 +66,14 @@ static size_t early_buckets(const dtr_ddp *ddp) {
     if (ddp->zero != NULL) { /* its verdict travels apart */
         return ddp->n_buckets;
     }
-    return ddp->hook.fn == NULL ? ddp->carrier : ddp->hook.ready ? ddp->n_buckets : 0;
+    if (ddp->hook.fn != NULL) {
+        return ddp->hook.ready ? ddp->n_buckets : 0;
+    }
+    return ddp->carrier < ddp->n_buckets ? ddp->carrier : ddp->n_buckets;
 }
 
 void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
-    if (ddp->carrier == DTR__NONE || (ddp->size == 1 && ddp->hook.fn == NULL)) {
+    if (dtr__ddp_per_param(ddp) || (ddp->size == 1 && ddp->hook.fn == NULL)) {
         return;
     }
     size_t stop = all ? ddp->n_buckets : early_buckets(ddp);
@@ -85,6 +97,9 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
 dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i) {
     dtr__ddp_param *p = &ddp->params[i];
     dtr_tensor *grad;
+    if (p->sparse) {
+        return dtr__ddp_sparse_put(ddp, i);
+    }
     dtr_status s = dtr__ddp_grad_get(ddp, i, &grad);
     if (s < 0) {
         dtr__ddp_fill_zero(p);

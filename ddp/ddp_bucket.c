@@ -90,6 +90,11 @@ static dtr_status bucket_make(dtr_ddp *ddp, const dtr_plan *plan, size_t index, 
     b->index = index;
     b->plan = &plan->buckets[index];
     b->pending = b->plan->n_slots;
+    dtr__ddp_param *first = b->plan->n_slots > 0 ? &ddp->params[b->plan->slots[0].param] : NULL;
+    if (first != NULL && first->sparse) {
+        b->sparse = first; /* rows have memory of their own */
+        return DTR_OK;
+    }
     b->count = (b->plan->nbytes + (carrier ? DTR__PLAN_ALIGN : 0)) / dtr_dtype_size(b->plan->dtype);
     for (size_t k = 0; k < b->plan->n_slots; k++) {
         b->nbytes += b->plan->slots[k].nbytes;
@@ -123,7 +128,7 @@ static dtr_status fill_layout(dtr_ddp *ddp, dtr__ddp_layout *l) {
     for (size_t b = 0; b < l->n_buckets; b++) {
         dtr_ddp_bucket *k = &l->buckets[b];
         DTR_TRY(bucket_make(ddp, l->plan, b, b == l->carrier, k));
-        for (size_t s = 0; s < k->plan->n_slots; s++) {
+        for (size_t s = 0; s < k->plan->n_slots && k->sparse == NULL; s++) {
             size_t i = k->plan->slots[s].param;
             DTR_TRY(slot_make(&ddp->params[i], k->memory, k->plan->slots[s].offset, &l->slots[i]));
             DTR_TRY(make_handles(ddp, l, i));
@@ -132,12 +137,19 @@ static dtr_status fill_layout(dtr_ddp *ddp, dtr__ddp_layout *l) {
     return DTR_OK;
 }
 
+/* The bucket that also carries the status slot. */
+static size_t last_dense(const dtr_ddp *ddp, const dtr_plan *plan) {
+    for (size_t b = plan->n_buckets; b-- > 0 && !dtr__ddp_per_param(ddp);) {
+        if (!ddp->params[plan->buckets[b].slots[0].param].sparse) {
+            return b;
+        }
+    }
+    return DTR__NONE;
+}
+
 dtr_status dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan, dtr__ddp_layout *l) {
     *l = (dtr__ddp_layout){ .plan = plan, .n = ddp->n, .n_buckets = plan->n_buckets };
-    /* In the reference mode no bucket travels as a whole. */
-    l->carrier = (ddp->set.flags & DTR_DDP_PER_PARAM) == 0 && plan->n_buckets > 0
-                     ? plan->n_buckets - 1
-                     : DTR__NONE;
+    l->carrier = last_dense(ddp, plan);
     dtr_status s = fill_layout(ddp, l);
     if (s < 0) {
         dtr__error_copy *cause = dtr__error_save();
@@ -158,6 +170,7 @@ static void free_handles(dtr_tensor **list, size_t n) {
 static void free_buckets(dtr_ddp_bucket *buckets, size_t n) {
     for (size_t b = 0; buckets != NULL && b < n; b++) {
         dtr__ddp_hook_bucket_free(&buckets[b]);
+        dtr__ddp_sparse_bucket_free(&buckets[b]);
         dtr_tensor_release(buckets[b].memory);
     }
     free(buckets);

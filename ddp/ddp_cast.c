@@ -17,7 +17,7 @@ static bool has_cast(const dtr_ddp *ddp, const dtr__ddp_param *p) {
 dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp) {
     for (size_t i = 0; i < ddp->n; i++) {
         dtr__ddp_param *p = &ddp->params[i];
-        if (p->trainable && has_cast(ddp, p)) {
+        if (p->trainable && !p->sparse && has_cast(ddp, p)) {
             DTR_TRY(dtr__ddp_grad_make(p, p->value->dtype, &p->full));
         }
     }

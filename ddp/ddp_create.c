@@ -312,7 +312,13 @@ dtr_tensor *dtr_ddp_grad(dtr_ddp *ddp, size_t i) {
     if (dtr__ddp_check(ddp, entry) < 0 || dtr__ddp_trainable_index(ddp, entry, &i) < 0) {
         return NULL;
     }
-    dtr_status s = dtr__ddp_grad_get(ddp, i, &grad);
+    dtr_status s =
+        ddp->params[i].sparse
+            ? DTR_FAIL(NULL, DTR_ERR_ARG,
+                       "%s: parameter '%s' (%zu) is sparse; use dtr_ddp_set_sparse_grad and "
+                       "dtr_ddp_sparse_grad",
+                       entry, ddp->params[i].name, i)
+            : dtr__ddp_grad_get(ddp, i, &grad);
     if (s < 0) {
         (void)dtr__ddp_failed(ddp, s);
         return NULL;

@@ -33,6 +33,10 @@ void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i) {
     dtr__ddp_param *p = &ddp->params[i];
     bool defined = atomic_load(&p->defined);
     dtr_status s = DTR_OK;
+    if (p->sparse) {
+        dtr__ddp_sparse_put_unused(p);
+        return;
+    }
     if (ddp->set.view) {
         s = save_slot(ddp, p);
     } else if (defined) {
@@ -52,7 +56,9 @@ typedef struct missing {
 
 static void miss(dtr_ddp *ddp, missing *m, size_t i) {
     m->first = m->n++ == 0 ? i : m->first;
-    dtr__ddp_fill_zero(&ddp->params[i]);
+    if (!ddp->params[i].sparse) { /* those contribute nothing unless they were put */
+        dtr__ddp_fill_zero(&ddp->params[i]);
+    }
 }
 
 static void note_missing(dtr_ddp *ddp, const missing *m) {
@@ -119,7 +125,7 @@ static void settle(dtr_ddp *ddp) {
             }
             atomic_store(&p->mark, DTR__MARK_SETTLED);
         }
-        unused += used ? 0 : p->value->numel * dtr_dtype_size(p->value->dtype);
+        unused += used || p->sparse ? 0 : p->value->numel * dtr_dtype_size(p->value->dtype);
     }
     note_missing(ddp, &m);
     ddp->it_unused_bytes = unused;
@@ -128,7 +134,7 @@ static void settle(dtr_ddp *ddp) {
 /* What a rank that has joined contributes. */
 static void settle_shadow(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
-        if (ddp->buckets[b].plan->nbytes > 0) {
+        if (ddp->buckets[b].sparse == NULL && ddp->buckets[b].plan->nbytes > 0) {
             memset(ddp->buckets[b].data, 0, ddp->buckets[b].plan->nbytes);
         }
     }
@@ -141,7 +147,8 @@ static void make_gradients(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         size_t i = ddp->trainable[k];
         dtr_tensor *grad;
-        if (atomic_load_explicit(&ddp->params[i].grad, memory_order_relaxed) == NULL) {
+        if (!ddp->params[i].sparse &&
+            atomic_load_explicit(&ddp->params[i].grad, memory_order_relaxed) == NULL) {
             dtr_status s = dtr__ddp_grad_get(ddp, i, &grad);
             if (s < 0) {
                 dtr__ddp_note_last(ddp, s, i);
@@ -192,9 +199,15 @@ static bool concerns_all(const dtr_ddp *ddp, const dtr__ddp_param *p) {
 }
 
 /* Averages of parameters this rank used go back at once, the others wait for the map. */
-static void copy_out_bucket(dtr_ddp *ddp, const dtr_ddp_bucket *b) {
+static void copy_out_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     if (ddp->zero != NULL) {
         dtr__zero_copy_out(ddp, b);
+        return;
+    }
+    if (b->sparse != NULL) {
+        if (concerns_all(ddp, b->sparse)) {
+            dtr__ddp_sparse_take(ddp, b);
+        }
         return;
     }
     for (size_t s = 0; s < b->plan->n_slots; s++) {
@@ -248,6 +261,9 @@ static dtr_status wait_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         dtr_status one = wait_work(&ddp->buckets[b].work, waited_ns);
         if (s == DTR_OK && one == DTR_OK) {
+            if (ddp->buckets[b].sparse != NULL) { /* the others' works have told it */
+                atomic_store(&ddp->buckets[b].finished_ns, dtr__now_ns());
+            }
             copy_out_bucket(ddp, &ddp->buckets[b]);
         }
         s = s == DTR_OK ? one : s;
@@ -260,6 +276,9 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
     int64_t start = dtr__now_ns();
     for (size_t k = 0; k < ddp->n_trainable && ddp->size > 1; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
+        if (p->sparse && p->bucket != DTR__NONE) {
+            DTR_TRY(dtr__ddp_sparse_launch(ddp, &ddp->buckets[p->bucket], NULL));
+        }
         if (p->slot == NULL) {
             continue;
         }
@@ -278,6 +297,16 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
     return DTR_OK;
 }
 
+/* One rank alone: rows given several times are added up all the same. */
+static dtr_status merge_rows(dtr_ddp *ddp) {
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        if (ddp->buckets[b].sparse != NULL) {
+            DTR_TRY(dtr__ddp_sparse_launch(ddp, &ddp->buckets[b], NULL));
+        }
+    }
+    return DTR_OK;
+}
+
 /* The buckets themselves. */
 static dtr_status reduce_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
     dtr_status s = DTR_OK;
@@ -286,8 +315,9 @@ static dtr_status reduce_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
         dtr__ddp_launch(ddp, true);
         wait_hooks(ddp, waited_ns);
     } else if (ddp->size == 1) {
+        DTR_TRY(merge_rows(ddp));
         all_finished(ddp);
-    } else if (ddp->carrier == DTR__NONE) {
+    } else if (dtr__ddp_per_param(ddp)) {
         DTR_TRY(reduce_params(ddp, waited_ns));
         all_finished(ddp);
     } else {
@@ -302,12 +332,12 @@ static dtr_status reduce_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
 static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
     dtr_work *map = NULL;
     bool first = ddp->mode == DTR__MODE_LEARN,
-         carried = ddp->hook.fn == NULL && ddp->size > 1 && ddp->carrier != DTR__NONE;
+         carried = ddp->hook.fn == NULL && ddp->size > 1 && !dtr__ddp_per_param(ddp);
     if (first) {
         DTR_TRY(send_map(ddp, &map));
     }
     if (carried) {
-        if (ddp->zero == NULL) {
+        if (ddp->zero == NULL && ddp->carrier != DTR__NONE) {
             dtr__ddp_status_write(ddp, atomic_load(&ddp->bad));
         }
         dtr__ddp_launch(ddp, true);
@@ -364,7 +394,9 @@ static void give_back(dtr_ddp *ddp) {
                 restore_slot(ddp, p);
                 continue;
             }
-            if (ddp->copies_out && !p->step) {
+            if (p->sparse) {
+                dtr__ddp_sparse_take(ddp, &ddp->buckets[p->bucket]);
+            } else if (ddp->copies_out && !p->step) {
                 dtr__ddp_copy_out(p);
             }
         }
@@ -393,12 +425,13 @@ static int64_t union_of_flights(const dtr_ddp *ddp) {
 static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
     dtr_ddp_step step = { .buckets = ddp->n_buckets };
     for (size_t b = 0; b < ddp->n_buckets; b++) {
-        step.bytes += ddp->buckets[b].nbytes;
+        step.bytes += ddp->buckets[b].sparse != NULL ? dtr__ddp_sparse_bytes(&ddp->buckets[b])
+                                                     : ddp->buckets[b].nbytes;
     }
     step.collectives = (size_t)(dtr__ddp_seq(ddp) - ddp->seq_begun);
     step.forward_s = ddp->it_forward ? seconds(ddp->t_forward_end - ddp->t_forward) : 0;
     step.backward_s = seconds(t_enter - ddp->t_backward);
-    step.comm_s = seconds(ddp->carrier != DTR__NONE ? union_of_flights(ddp) : waited_ns);
+    step.comm_s = seconds(dtr__ddp_per_param(ddp) ? waited_ns : union_of_flights(ddp));
     step.exposed_comm_s = ddp->size > 1 ? seconds(waited_ns) : 0;
     double hidden = step.comm_s > 0 ? 1 - step.exposed_comm_s / step.comm_s : 1;
     step.overlap = hidden < 0 ? 0 : hidden;

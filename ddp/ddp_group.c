@@ -119,6 +119,10 @@ dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
     if (sharded < 0) {
         return dtr__ddp_failed(ddp, sharded);
     }
+    if (ddp->zero != NULL) {
+        return dtr__ddp_refuse(ddp, entry,
+                               "its sharded optimizer belongs to the old group, destroy it first");
+    }
     int idle = DTR__DDP_IDLE;
     if (!atomic_compare_exchange_strong(&ddp->state, &idle, DTR__DDP_BUSY)) {
         return dtr__ddp_refuse(ddp, entry, "change the group between iterations");

@@ -254,6 +254,9 @@ static dtr_status check_running(const dtr_ddp_bucket *b, const char *entry) {
 dtr_status dtr_ddp_bucket_set_result(dtr_ddp_bucket *bucket, dtr_buffer result) {
     static const char entry[] = "dtr_ddp_bucket_set_result";
     DTR_TRY(check_running(bucket, entry));
+    DTR_REQUIRE(bucket->sparse == NULL, NULL, DTR_ERR_STATE,
+                "%s: bucket %zu is sparse, use dtr_ddp_bucket_set_sparse_result", entry,
+                bucket->index);
     bucket->has_result = true; /* judged when the hook has returned */
     bucket->result = result;
     return DTR_OK;

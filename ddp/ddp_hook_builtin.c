@@ -11,6 +11,11 @@ dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)state;
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = b->label;
+    if (b->sparse != NULL) {
+        return dtr_sparse_allreduce(dtr_ddp_bucket_group(b), b->in_rows, b->in_values,
+                                    b->sparse->value->shape[0], DTR_AVG, &o, &b->out_rows,
+                                    &b->out_values, work);
+    }
     dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
     return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, &o, work);
 }
@@ -20,7 +25,8 @@ dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work) {
 static dtr_status noop(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)state;
     (void)work;
-    return dtr_ddp_bucket_set_result(b, dtr_ddp_bucket_buffer(b));
+    return b->sparse != NULL ? dtr_ddp_bucket_set_sparse_result(b, b->in_rows, b->in_values)
+                             : dtr_ddp_bucket_set_result(b, dtr_ddp_bucket_buffer(b));
 }
 
 /* ---- casts ---- */
@@ -48,7 +54,7 @@ static dtr_status copy_memory(dtr_ddp_bucket *b, dtr_dtype dtype) {
 
 static dtr_status cast_around(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     const wrapper *w = state;
-    if (b->shown.dtype == w->dtype) {
+    if (b->shown.dtype == w->dtype || b->sparse != NULL) {
         return w->inner(w->inner_state, b, work);
     }
     DTR_REQUIRE(b->shown.data == b->data, NULL, DTR_ERR_STATE,
@@ -164,8 +170,19 @@ static dtr_status check_types(const dtr_ddp *ddp, const char *name) {
     return DTR_OK;
 }
 
+static dtr_status check_sparse(const dtr_ddp *ddp, dtr_ddp_builtin which) {
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        DTR_REQUIRE(
+            ddp->buckets[b].sparse == NULL || which == DTR_HOOK_ALLREDUCE || which == DTR_HOOK_NOOP,
+            NULL, DTR_ERR_UNSUPPORTED, "the hook '%s' does not serve the sparse parameter '%s'",
+            names[which], ddp->buckets[b].sparse->name);
+    }
+    return DTR_OK;
+}
+
 static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_hook_options *o,
                                dtr__ddp_hook *h) {
+    DTR_TRY(check_sparse(ddp, which));
     if (which == DTR_HOOK_FP16 || which == DTR_HOOK_BF16 || which == DTR_HOOK_Q8 ||
         which == DTR_HOOK_POWERSGD) {
         DTR_TRY(check_types(ddp, names[which]));

@@ -88,7 +88,8 @@ static void call(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_ddp_hook fn, void *state, 
         work_error(ddp, b, s);
     } else if (s < 0) {
         hook_error(ddp, b, s, dtr_last_error_message());
-    } else if (depth == 0 && work == NULL && !b->has_result && b->then == NULL) {
+    } else if (depth == 0 && work == NULL && !b->has_result && b->out_rows == NULL &&
+               b->then == NULL) {
         hook_error(ddp, b, DTR_ERR_STATE, "it returned DTR_OK with neither a work nor a result");
     } else if (b->has_result && !result_fits(b)) {
         snprintf(why, sizeof why, "its result is %s x %zu, the bucket %s x %zu",
@@ -111,7 +112,13 @@ static void follow(dtr_ddp *ddp, dtr_work *work) {
 /* Bring the result into the bucket. */
 static void settle_result(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     dtr_buffer from = b->has_result ? b->result : b->shown;
-    if (from.data != b->data && !b->failed) {
+    if (b->sparse != NULL) {
+        if (b->out_rows == NULL && !b->failed) {
+            hook_error(
+                ddp, b, DTR_ERR_STATE,
+                "it gave no result for a sparse parameter (dtr_ddp_bucket_set_sparse_result)");
+        }
+    } else if (from.data != b->data && !b->failed) {
         dtr__convert(b->data, b->plan->dtype, from.data, from.dtype, from.count);
     }
     atomic_store(&b->finished_ns, dtr__now_ns());
@@ -202,8 +209,8 @@ void dtr__ddp_hook_rearm(dtr_ddp *ddp) {
         k->depth = 0;
         k->then = NULL;
         k->has_result = k->done = k->failed = false;
-        k->shown =
-            dtr_cpu(k->data, k->plan->nbytes / dtr_dtype_size(k->plan->dtype), k->plan->dtype);
+        size_t nbytes = k->sparse != NULL ? 0 : k->plan->nbytes;
+        k->shown = dtr_cpu(k->data, nbytes / dtr_dtype_size(k->plan->dtype), k->plan->dtype);
     }
     for (int d = 0; d < DTR__HOOK_DEPTHS; d++) {
         h->next[d] = 0;
@@ -216,6 +223,8 @@ void dtr__ddp_hook_launch(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     pthread_mutex_lock(&ddp->hook.pump_lock);
     if (atomic_load(&ddp->hook.failed)) {
         b->failed = b->done = true;
+    } else if (b->sparse != NULL && dtr__ddp_sparse_input(ddp, b) < 0) {
+        hook_error(ddp, b, DTR_ERR_NOMEM, dtr_last_error_message());
     } else {
         call(ddp, b, ddp->hook.fn, ddp->hook.state, 0);
     }

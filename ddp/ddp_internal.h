@@ -64,6 +64,13 @@ typedef struct dtr__ddp_param {
      * average in the value's own type. A buffer's `full` is its cast copy until create puts it in
      * place. */
     dtr_tensor *shadow, *full;
+    /* Sparse gradient (ddp_sparse.c), in place of all that; ddp->lock. */
+    bool sparse;
+    bool rows_given;               /* since the last synchronised iteration */
+    bool contributes;              /* of this backward: its rows travel, else none do */
+    dtr_tensor *rows, *row_values; /* what this rank gave, afterwards the average */
+    int64_t *agreed;               /* rows all ranks have named, NULL: none */
+    size_t n_agreed;
     /* Slot; changed by the rebuild only. */
     size_t bucket;    /* DTR__NONE: in no bucket */
     dtr_tensor *slot; /* the gradient's shape in the bucket, dense; the same memory as grad in view
@@ -96,6 +103,9 @@ struct dtr_ddp_bucket {
     _Atomic size_t pending; /* parameters not ready */
     dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */
     int64_t launched_ns;
+    /* Of a sparse parameter, which has the bucket for itself; the tensors as `work`. */
+    dtr__ddp_param *sparse;
+    dtr_tensor *in_rows, *in_values, *out_rows, *out_values;
     _Atomic int64_t finished_ns; /* when the average was there, waited for or not; 0: not yet */
     /* Communication hook; pump_lock. */
     int depth;          /* of the step that ran last */
@@ -196,7 +206,7 @@ struct dtr_ddp {
     dtr_plan *plan;
     size_t n_buckets;
     dtr_ddp_bucket *buckets;
-    size_t carrier; /* the bucket with the status slot, DTR__NONE: none */
+    size_t carrier; /* the bucket with the status slot, DTR__NONE: none, messages instead */
     bool rebuild_due;
     dtr_tensor **sync_list; /* what create broadcasts */
     size_t n_sync;
@@ -274,6 +284,11 @@ struct dtr_ddp {
     char *description, *description_before; /* the older one may still be read */
 };
 
+/* The reference mode: no bucket travels as a whole. */
+static inline bool dtr__ddp_per_param(const dtr_ddp *ddp) {
+    return (ddp->set.flags & DTR_DDP_PER_PARAM) != 0;
+}
+
 #define DTR__DDP_MAGIC UINT64_C(0x6474725f64647031)
 
 /* ---- ddp_create.c ---- */
@@ -321,8 +336,8 @@ dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tens
 /* Gradient tensor of trainable parameter i, made at the first call. */
 dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad);
 
-/* Strides of parameter p's gradient where it lies without gaps. */
-void dtr__ddp_dense_strides(const dtr_tensor *value, int64_t *strides);
+/* The strides of a gradient of value t where its elements lie without gaps. */
+void dtr__ddp_dense_strides(const dtr_tensor *t, int64_t *strides);
 
 /* ---- ddp_cast.c ---- */
 /* The type backward writes parameter p's gradient in. */
@@ -367,6 +382,22 @@ enum {
 uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part);
 dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint64_t part,
                           dtr_work **work);
+
+/* The same on another group, with r's tag word. */
+dtr_status dtr__ddp_issue_on(dtr_ddp *ddp, dtr_group *group, dtr__request *r, const char *label,
+                             dtr_work **work);
+
+/* ---- ddp_sparse.c ---- */
+/* As dtr__ddp_put and dtr__ddp_put_unused. */
+dtr_status dtr__ddp_sparse_put(dtr_ddp *ddp, size_t i);
+void dtr__ddp_sparse_put_unused(dtr__ddp_param *p);
+/* What this rank contributes to a bucket, for a hook; the reduction itself. */
+dtr_status dtr__ddp_sparse_input(dtr_ddp *ddp, dtr_ddp_bucket *b);
+dtr_status dtr__ddp_sparse_launch(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_work **work);
+void dtr__ddp_sparse_take(dtr_ddp *ddp, dtr_ddp_bucket *b);
+size_t dtr__ddp_sparse_bytes(const dtr_ddp_bucket *b);
+void dtr__ddp_sparse_bucket_free(dtr_ddp_bucket *b);
+void dtr__ddp_sparse_rearm(dtr_ddp *ddp);
 
 /* ---- ddp_finish.c ---- */
 void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i);

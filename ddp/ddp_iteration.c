@@ -199,6 +199,7 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
         p->listed = false;
         p->saved = DTR__NONE;
     }
+    dtr__ddp_sparse_rearm(ddp);
     dtr__ddp_hook_rearm(ddp);
     dtr__ddp_step_rearm(ddp);
     atomic_store(&ddp->stamps, 0);

@@ -121,6 +121,23 @@ static dtr_status take_grad(const dtr_ddp *ddp, dtr__ddp_param *p, const dtr_par
     return DTR_OK;
 }
 
+static dtr_status check_sparse(const dtr__ddp_param *p, const dtr_param *given, size_t i) {
+    DTR_REQUIRE(dtr_op_supports(DTR_AVG, p->value->dtype) && p->value->dtype != DTR_BOOL &&
+                    (dtr__ddp_is_float(p->value->dtype) || p->value->dtype == DTR_C64 ||
+                     p->value->dtype == DTR_C128),
+                NULL, DTR_ERR_DTYPE,
+                "parameter '%s' (%zu) is %s, and gradients of that type cannot be averaged: mark "
+                "it DTR_PARAM_FROZEN",
+                p->name, i, dtr_dtype_name(p->value->dtype));
+    DTR_REQUIRE(p->value->ndim > 0, NULL, DTR_ERR_SHAPE,
+                "parameter '%s' (%zu) is a single number: DTR_PARAM_SPARSE needs rows", p->name, i);
+    DTR_REQUIRE(given->grad == NULL, NULL, DTR_ERR_ARG,
+                "parameter '%s' (%zu) is sparse, but a dense gradient is given: pass NULL and use "
+                "dtr_ddp_set_sparse_grad",
+                p->name, i);
+    return DTR_OK;
+}
+
 static dtr_status take_param(dtr_ddp *ddp, const dtr_param *given, size_t i) {
     dtr__ddp_param *p = &ddp->params[i];
     DTR_TRY(take_name(p, given, i, "parameter"));
@@ -132,16 +149,13 @@ static dtr_status take_param(dtr_ddp *ddp, const dtr_param *given, size_t i) {
     if (!managed(p)) {
         return DTR_OK;
     }
-    DTR_REQUIRE((given->flags & DTR_PARAM_SPARSE) == 0, NULL, DTR_ERR_UNSUPPORTED,
-                "parameter '%s' (%zu): DTR_PARAM_SPARSE is not supported by this version of the "
-                "library",
-                p->name, i);
     DTR_TRY(check_tensor(given->value, p->name, i, "value"));
     DTR_TRY(check_device(ddp, given->value, p->name, i));
     p->value = dtr_tensor_retain(given->value);
     if ((p->flags & DTR_PARAM_FROZEN) == 0) {
         p->trainable = true;
-        DTR_TRY(take_grad(ddp, p, given, i));
+        p->sparse = (p->flags & DTR_PARAM_SPARSE) != 0;
+        DTR_TRY(p->sparse ? check_sparse(p, given, i) : take_grad(ddp, p, given, i));
     }
     return DTR_OK;
 }
@@ -359,6 +373,9 @@ static void free_list(dtr__ddp_param *p, size_t n) {
         dtr_tensor_release(p[i].slot);
         dtr_tensor_release(p[i].shadow);
         dtr_tensor_release(p[i].full);
+        dtr_tensor_release(p[i].rows);
+        dtr_tensor_release(p[i].row_values);
+        free(p[i].agreed);
         free(p[i].name);
     }
     free(p);
@@ -383,7 +400,8 @@ dtr_status dtr__ddp_plan_for(const dtr_ddp *ddp, const size_t *order, size_t n_o
         p[i] = (dtr_plan_param){
             .name = q->name,
             .numel = q->trainable ? q->value->numel : 0,
-            .dtype = ddp->set.has_reduce_dtype ? ddp->set.reduce_dtype : own,
+            .dtype = ddp->set.has_reduce_dtype && !q->sparse ? ddp->set.reduce_dtype : own,
+            .sparse = q->sparse,
             .device = { DTR_CPU, 0 },
         };
     }

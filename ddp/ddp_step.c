@@ -24,6 +24,9 @@ static dtr_status check(dtr_ddp *ddp, const char *entry, dtr_ddp_step_fn fn, con
     for (size_t k = 0; k < n; k++) {
         size_t i = params[k];
         DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
+        DTR_REQUIRE(!ddp->params[i].sparse, &ctx, DTR_ERR_UNSUPPORTED,
+                    "%s: parameter '%s' (%zu) is sparse: step it after dtr_ddp_backward_end", entry,
+                    ddp->params[i].name, i);
     }
     return DTR_OK;
 }

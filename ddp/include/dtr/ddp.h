@@ -32,7 +32,8 @@ DTR_BEGIN_DECLS
 enum {
     DTR_PARAM_FROZEN = 1,  /* synchronised at create, has no gradient */
     DTR_PARAM_IGNORED = 2, /* never read, sent or shape-checked */
-    DTR_PARAM_SPARSE = 4   /* parameters only: its gradient is a list of rows */
+    DTR_PARAM_SPARSE = 4   /* parameters only: its gradient is a list of rows, given with
+                              dtr_ddp_set_sparse_grad; reduce_dtype does not apply */
 };
 
 /* Parameters are known by their index in the array given to create. Two entries with the same
@@ -111,8 +112,8 @@ DTR_API dtr_status dtr_ddp_destroy(dtr_ddp *ddp);
  *  @collective no; any thread
  *  @blocking   no
  *  @gpu        no
- *  @errors     NULL with DTR_ERR_ARG (index, frozen or ignored), DTR_ERR_NOMEM or DTR_ERR_STATE as
- * last error
+ *  @errors     NULL with DTR_ERR_ARG (index; frozen, ignored or sparse), DTR_ERR_NOMEM or
+ * DTR_ERR_STATE as last error
  *  @since 0.1 */
 DTR_API dtr_tensor *dtr_ddp_grad(dtr_ddp *ddp, size_t i);
 
@@ -154,6 +155,43 @@ DTR_API bool dtr_ddp_grad_defined(const dtr_ddp *ddp, size_t i);
  * dtr_ddp_backward_end)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_grad_clear(dtr_ddp *ddp, size_t i);
+
+/** Give sparse parameter i its gradient on this rank: `indices` i64 [nnz] are row numbers, which
+ * may repeat and come in any order, `values` [nnz, ...] the rows. To be called before
+ * dtr_ddp_grad_ready(i); the last call counts. The module keeps references, and both tensors belong
+ * to the library until dtr_ddp_backward_end.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        host memory only
+ *  @errors     DTR_ERR_ARG (no sparse parameter, NULL, a row number), DTR_ERR_DTYPE, DTR_ERR_SHAPE,
+ * DTR_ERR_LAYOUT, DTR_ERR_DEVICE, DTR_ERR_STATE (reported already)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_set_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor *indices,
+                                           dtr_tensor *values);
+
+/** The gradient of sparse parameter i: after dtr_ddp_backward_end every row that any rank gave,
+ * once, ascending, averaged over all ranks (a rank without that row counts as zeros). The tensors
+ * are the module's and stay until the next gradient takes their place; retain them to keep them.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     DTR_ERR_ARG (no sparse parameter, NULL), DTR_ERR_STATE (there is none yet)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor **indices,
+                                       dtr_tensor **values);
+
+/** Name the rows that sparse parameter i's gradients may have in the next backward pass, ascending
+ * and the same on all ranks: they are averaged as one dense block, and the result has exactly these
+ * rows. Forgotten at dtr_ddp_backward_end; rows NULL takes it back. Not during a join.
+ *  @collective all members must name the same rows, no communication here
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     DTR_ERR_ARG (no sparse parameter, a row number, not ascending), DTR_ERR_STATE
+ * (reported already, a join is open), DTR_ERR_NOMEM. Other rows in a gradient are DTR_ERR_STATE at
+ * dtr_ddp_grad_ready and, agreed, at dtr_ddp_backward_end; other rows named on another rank end the
+ * module with DTR_ERR_MISMATCH
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_set_sparse_rows(dtr_ddp *ddp, size_t i, const int64_t *rows, size_t n);
 
 /** Begin an iteration: fixes its sync and evaluation flags and gives every rank the buffers of
  * rank 0 (not when evaluating, not without sync). Legal again before any gradient is ready: the
@@ -393,9 +431,10 @@ typedef dtr_status (*dtr_ddp_step_fn)(void *state, size_t i, dtr_tensor *value, 
  *  @collective all members must set it alike, no communication
  *  @blocking   no
  *  @gpu        no
- *  @errors     DTR_ERR_ARG (NULL, an index), DTR_ERR_STATE (an iteration is open; param_dtype).
- * Iterations without sync are refused while it is on. An error of fn is agreed at
- * dtr_ddp_backward_end, whose message says which parameters that rank had stepped
+ *  @errors     DTR_ERR_ARG (NULL, an index), DTR_ERR_STATE (an iteration is open;
+ * param_dtype), DTR_ERR_UNSUPPORTED (a sparse parameter). Iterations without sync are refused while
+ * it is on. An error of fn is agreed at dtr_ddp_backward_end, whose message says which parameters
+ * that rank had stepped
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_set_step(dtr_ddp *ddp, dtr_ddp_step_fn fn, void *state,
                                     const size_t *params, size_t n);
@@ -573,6 +612,26 @@ DTR_API dtr_group *dtr_ddp_bucket_group(const dtr_ddp_bucket *bucket);
  *  @errors     DTR_ERR_ARG, DTR_ERR_STATE (outside); a wrong count or dtype fails the iteration
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_bucket_set_result(dtr_ddp_bucket *bucket, dtr_buffer result);
+
+/** What this rank contributes to the bucket of a sparse parameter: row numbers and rows, none where
+ * it did not use the parameter. The module's.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     DTR_ERR_ARG (NULL, a dense bucket)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_bucket_sparse(const dtr_ddp_bucket *bucket, dtr_tensor **indices,
+                                         dtr_tensor **values);
+
+/** Give the result of a sparse parameter's bucket, which every hook must do for it, at the latest
+ * in its last step. The module keeps references.
+ *  @collective no; inside the hook or one of its steps
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     as dtr_ddp_set_sparse_grad; DTR_ERR_STATE (outside, or a dense bucket)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_ddp_bucket_set_sparse_result(dtr_ddp_bucket *bucket, dtr_tensor *indices,
+                                                    dtr_tensor *values);
 
 /** Run another step after the running one and its work.
  *  @collective no; inside the hook or one of its steps

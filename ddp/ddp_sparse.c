@@ -1,0 +1,392 @@
+/* Gradients that are lists of rows. Such a parameter has a bucket of its own without memory; what
+ * travels are the rows themselves, or, where all ranks have named the same rows beforehand, a dense
+ * block of just these. They keep the gradient's own type: reduce_dtype is for dense ones. */
+#include <stdlib.h>
+
+#include "ddp_internal.h"
+#include "kernels/kernels.h"
+#include "tensor_sparse.h"
+
+/* ---- checks ---- */
+
+static dtr_status sparse_param(dtr_ddp *ddp, const char *entry, size_t i, dtr__ddp_param **p) {
+    DTR_TRY(dtr__ddp_check(ddp, entry));
+    DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
+    dtr__error_context ctx = { .world = ddp->world, .operation = entry, .group = ddp->group->name };
+    if (!ddp->params[i].sparse) {
+        return dtr__ddp_failed(
+            ddp, DTR_FAIL(&ctx, DTR_ERR_ARG,
+                          "%s: parameter '%s' (%zu) was not created with DTR_PARAM_SPARSE", entry,
+                          ddp->params[i].name, i));
+    }
+    *p = &ddp->params[i];
+    return DTR_OK;
+}
+
+static dtr_status check_kinds(const dtr_ddp *ddp, const dtr__ddp_param *p, const char *entry,
+                              const dtr_tensor *rows, const dtr_tensor *values) {
+    DTR_TRY(dtr__tensor_check(rows, "indices"));
+    DTR_TRY(dtr__tensor_check(values, "values"));
+    dtr_dtype want = dtr__ddp_grad_dtype(ddp, p);
+    DTR_REQUIRE(rows->dtype == DTR_I64, NULL, DTR_ERR_DTYPE,
+                "%s: '%s': indices is %s; row numbers are i64", entry, p->name,
+                dtr_dtype_name(rows->dtype));
+    DTR_REQUIRE(values->dtype == want, NULL, DTR_ERR_DTYPE,
+                "%s: '%s': values is %s, its gradient %s", entry, p->name,
+                dtr_dtype_name(values->dtype), dtr_dtype_name(want));
+    DTR_REQUIRE(rows->device.type == DTR_CPU && values->device.type == DTR_CPU, NULL,
+                DTR_ERR_DEVICE, "%s: '%s': indices and values must be in host memory", entry,
+                p->name);
+    DTR_REQUIRE(rows->contiguous && values->contiguous, NULL, DTR_ERR_LAYOUT,
+                "%s: '%s': %s is not contiguous; call dtr_tensor_contiguous first", entry, p->name,
+                rows->contiguous ? "values" : "indices");
+    return DTR_OK;
+}
+
+static dtr_status check_rows(const dtr_ddp *ddp, const dtr__ddp_param *p, const char *entry,
+                             const dtr_tensor *rows, const dtr_tensor *values) {
+    char got[DTR__SHAPE_TEXT], of[DTR__SHAPE_TEXT];
+    DTR_TRY(check_kinds(ddp, p, entry, rows, values));
+    DTR_REQUIRE(rows->ndim == 1, NULL, DTR_ERR_SHAPE,
+                "%s: '%s': indices has shape %s; it must have one dimension", entry, p->name,
+                dtr__shape_text(rows->ndim, rows->shape, got));
+    bool fits = values->ndim == p->value->ndim && values->shape[0] == rows->shape[0];
+    for (int d = 1; fits && d < values->ndim; d++) {
+        fits = values->shape[d] == p->value->shape[d];
+    }
+    DTR_REQUIRE(fits, NULL, DTR_ERR_SHAPE,
+                "%s: '%s': values has shape %s; it must be %lld rows of the parameter, which is %s",
+                entry, p->name, dtr__shape_text(values->ndim, values->shape, got),
+                (long long)rows->shape[0], dtr__shape_text(p->value->ndim, p->value->shape, of));
+    const int64_t *row = (const int64_t *)(const void *)rows->data;
+    for (size_t k = 0; k < rows->numel; k++) {
+        DTR_REQUIRE(row[k] >= 0 && row[k] < p->value->shape[0], NULL, DTR_ERR_ARG,
+                    "%s: '%s': indices[%zu] is %lld; its rows are 0..%lld", entry, p->name, k,
+                    (long long)row[k], (long long)p->value->shape[0] - 1);
+    }
+    return DTR_OK;
+}
+
+/* Before the parameter is ready only. lock held. */
+static dtr_status check_open(dtr_ddp *ddp, const dtr__ddp_param *p, const char *entry) {
+    int state = atomic_load(&ddp->state);
+    dtr__error_context ctx = { .world = ddp->world, .operation = entry, .group = ddp->group->name };
+    DTR_REQUIRE(state != DTR__DDP_BUSY &&
+                    (state != DTR__DDP_REDUCING || atomic_load(&p->mark) == DTR__MARK_OPEN),
+                &ctx, DTR_ERR_STATE, "%s: %s, and '%s' has been reported or settled in it", entry,
+                dtr__ddp_state_name(state), p->name);
+    return DTR_OK;
+}
+
+/* ---- what the caller gives and takes ---- */
+
+static void hold(dtr_tensor **place, dtr_tensor *t) {
+    if (t != NULL) {
+        dtr_tensor_retain(t);
+    }
+    dtr_tensor_release(*place);
+    *place = t;
+}
+
+dtr_status dtr_ddp_set_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor *indices,
+                                   dtr_tensor *values) {
+    static const char entry[] = "dtr_ddp_set_sparse_grad";
+    dtr__ddp_param *p = NULL;
+    DTR_TRY(sparse_param(ddp, entry, i, &p));
+    pthread_mutex_lock(&ddp->lock);
+    dtr_status s = check_open(ddp, p, entry);
+    if (s == DTR_OK) {
+        s = check_rows(ddp, p, entry, indices, values);
+    }
+    if (s == DTR_OK) {
+        hold(&p->rows, indices);
+        hold(&p->row_values, values);
+        p->rows_given = true;
+    }
+    pthread_mutex_unlock(&ddp->lock);
+    return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+dtr_status dtr_ddp_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor **indices, dtr_tensor **values) {
+    static const char entry[] = "dtr_ddp_sparse_grad";
+    dtr__ddp_param *p = NULL;
+    DTR_TRY(sparse_param(ddp, entry, i, &p));
+    dtr__error_context ctx = { .world = ddp->world, .operation = entry, .group = ddp->group->name };
+    dtr_status s = DTR_OK;
+    pthread_mutex_lock(&ddp->lock);
+    if (indices == NULL || values == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_ARG, "%s: %s is NULL; it says where to put the tensor", entry,
+                     indices == NULL ? "indices" : "values");
+    } else if (p->rows == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_STATE, "%s: '%s' (%zu) has no gradient yet", entry, p->name, i);
+    } else {
+        *indices = p->rows;
+        *values = p->row_values;
+    }
+    pthread_mutex_unlock(&ddp->lock);
+    return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+static dtr_status check_agreed(const dtr__ddp_param *p, const char *entry, const int64_t *rows,
+                               size_t n) {
+    DTR_REQUIRE(rows != NULL || n == 0, NULL, DTR_ERR_ARG, "%s: '%s': rows is NULL, n is %zu",
+                entry, p->name, n);
+    for (size_t k = 0; k < n; k++) {
+        DTR_REQUIRE(rows[k] >= 0 && rows[k] < p->value->shape[0], NULL, DTR_ERR_ARG,
+                    "%s: '%s': rows[%zu] is %lld; its rows are 0..%lld", entry, p->name, k,
+                    (long long)rows[k], (long long)p->value->shape[0] - 1);
+        DTR_REQUIRE(k == 0 || rows[k] > rows[k - 1], NULL, DTR_ERR_ARG,
+                    "%s: '%s': rows[%zu] is %lld after %lld; list each row once, ascending", entry,
+                    p->name, k, (long long)rows[k], (long long)rows[k - 1]);
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr_ddp_set_sparse_rows(dtr_ddp *ddp, size_t i, const int64_t *rows, size_t n) {
+    static const char entry[] = "dtr_ddp_set_sparse_rows";
+    dtr__ddp_param *p = NULL;
+    DTR_TRY(sparse_param(ddp, entry, i, &p));
+    if (dtr__ddp_joined(ddp)) {
+        return dtr__ddp_refuse(ddp, entry,
+                               "during a join ranks that have joined could not know the rows");
+    }
+    pthread_mutex_lock(&ddp->lock);
+    dtr_status s = check_open(ddp, p, entry);
+    if (s == DTR_OK) {
+        s = check_agreed(p, entry, rows, n);
+    }
+    int64_t *copy = s == DTR_OK && rows != NULL ? malloc((n + 1) * sizeof *copy) : NULL;
+    if (s == DTR_OK && rows != NULL && copy == NULL) {
+        s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "%s: no memory for %zu row numbers", entry, n);
+    }
+    if (s == DTR_OK) {
+        if (n > 0 && copy != NULL) {
+            memcpy(copy, rows, n * sizeof *copy);
+        }
+        free(p->agreed);
+        p->agreed = copy;
+        p->n_agreed = n;
+    }
+    pthread_mutex_unlock(&ddp->lock);
+    return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+/* ---- one iteration ---- */
+
+/* Every row of this rank must be among the agreed ones. */
+static bool is_listed(const dtr__ddp_param *p, int64_t row, size_t *at) {
+    size_t lo = 0, hi = p->n_agreed;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (p->agreed[mid] < row) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    *at = lo;
+    return lo < p->n_agreed && p->agreed[lo] == row;
+}
+
+static dtr_status judge(dtr_ddp *ddp, size_t i) {
+    const dtr__ddp_param *p = &ddp->params[i];
+    size_t at;
+    if (!p->rows_given) {
+        return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                             "parameter '%s' (%zu) was not ready on rank %d: it became ready "
+                             "without rows; call dtr_ddp_set_sparse_grad before",
+                             p->name, i, ddp->rank);
+    }
+    const int64_t *row = (const int64_t *)(const void *)p->rows->data;
+    for (size_t k = 0; p->agreed != NULL && k < p->rows->numel; k++) {
+        if (!is_listed(p, row[k], &at)) {
+            return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                                 "parameter '%s' (%zu): row %lld of rank %d is not among the %zu "
+                                 "given to dtr_ddp_set_sparse_rows",
+                                 p->name, i, (long long)row[k], ddp->rank, p->n_agreed);
+        }
+    }
+    const dtr_tensor *v = p->row_values;
+    size_t nan =
+        ddp->set.flags & DTR_DDP_CHECK_NAN ? dtr__find_nan(v->data, v->numel, v->dtype) : v->numel;
+    if (nan < v->numel) {
+        return dtr__ddp_note(ddp, DTR_ERR_NAN, i,
+                             "the gradient of parameter '%s' (%zu) has a NaN on rank %d (value %zu "
+                             "of its rows)",
+                             p->name, i, ddp->rank, nan);
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr__ddp_sparse_put(dtr_ddp *ddp, size_t i) {
+    pthread_mutex_lock(&ddp->lock);
+    dtr_status s = judge(ddp, i);
+    ddp->params[i].contributes = s == DTR_OK;
+    pthread_mutex_unlock(&ddp->lock);
+    return s;
+}
+
+void dtr__ddp_sparse_put_unused(dtr__ddp_param *p) {
+    p->contributes = p->rows != NULL && p->agreed == NULL && atomic_load(&p->defined);
+}
+
+static dtr_status no_rows(const dtr_ddp *ddp, const dtr__ddp_param *p, dtr_tensor **rows,
+                          dtr_tensor **values) {
+    int64_t shape[DTR_MAX_NDIM];
+    memcpy(shape, p->value->shape, (size_t)p->value->ndim * sizeof shape[0]);
+    shape[0] = 0;
+    DTR_TRY(dtr__tensor_new(DTR_I64, 1, shape, rows));
+    return dtr__tensor_new(dtr__ddp_grad_dtype(ddp, p), p->value->ndim, shape, values);
+}
+
+dtr_status dtr__ddp_sparse_input(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    const dtr__ddp_param *p = b->sparse;
+    if (ddp->shadow || !p->contributes) {
+        return no_rows(ddp, p, &b->in_rows, &b->in_values);
+    }
+    hold(&b->in_rows, p->rows);
+    hold(&b->in_values, p->row_values);
+    return DTR_OK;
+}
+
+/* The agreed rows as one block, this rank's rows added up in it. */
+static dtr_status make_block(const dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    const dtr__ddp_param *p = b->sparse;
+    int64_t shape[DTR_MAX_NDIM];
+    dtr_tensor *rows = NULL, *values = NULL;
+    memcpy(shape, p->value->shape, (size_t)p->value->ndim * sizeof shape[0]);
+    shape[0] = (int64_t)p->n_agreed;
+    DTR_TRY(dtr__tensor_new(DTR_I64, 1, shape, &b->out_rows));
+    DTR_TRY(dtr__tensor_new(dtr__ddp_grad_dtype(ddp, p), p->value->ndim, shape, &b->out_values));
+    size_t row = p->n_agreed > 0 ? b->out_values->numel / p->n_agreed : 0;
+    size_t nbytes = row * dtr_dtype_size(b->out_values->dtype);
+    if (p->n_agreed * nbytes > 0) {
+        memcpy(b->out_rows->data, p->agreed, p->n_agreed * sizeof p->agreed[0]);
+        memset(b->out_values->data, 0, p->n_agreed * nbytes);
+    }
+    DTR_TRY(dtr__sparse_merge((const int64_t *)(const void *)b->in_rows->data, b->in_values->data,
+                              b->in_rows->numel, row, b->in_values->dtype, DTR_SUM, 1,
+                              p->value->ndim - 1, p->value->shape + 1, &rows, &values));
+    const int64_t *number = (const int64_t *)(const void *)rows->data;
+    for (size_t k = 0, at; k < rows->numel; k++) {
+        if (is_listed(p, number[k], &at) && nbytes > 0) {
+            memcpy(b->out_values->data + at * nbytes, values->data + k * nbytes, nbytes);
+        }
+    }
+    dtr_tensor_release(rows);
+    dtr_tensor_release(values);
+    return DTR_OK;
+}
+
+/* The list is part of what must agree. */
+static dtr_status launch_block(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_work **work) {
+    const dtr__ddp_param *p = b->sparse;
+    DTR_TRY(make_block(ddp, b));
+    uint64_t rows = dtr__hash_bytes(DTR__HASH_START, p->agreed, p->n_agreed * sizeof p->agreed[0]);
+    dtr_buffer block = dtr_tensor_buffer(b->out_values);
+    dtr__request r = {
+        .kind = DTR__K_ALLREDUCE,
+        .op = ddp->set.flags & DTR_DDP_SUM ? DTR_SUM : DTR_AVG,
+        .divisor = ddp->divisor,
+        .root = -1,
+        .in = block,
+        .out = block,
+        .tag_word = dtr__ddp_tag(ddp, b->index) ^ rows,
+    };
+    return dtr__ddp_issue_on(ddp, ddp->group, &r, b->label, work);
+}
+
+dtr_status dtr__ddp_sparse_launch(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_work **work) {
+    DTR_TRY(dtr__ddp_sparse_input(ddp, b));
+    if (b->sparse->agreed != NULL && !ddp->shadow) {
+        return launch_block(ddp, b, work);
+    }
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.timeout_s = ddp->set.timeout_s;
+    o.label = b->label;
+    bool sum = (ddp->set.flags & DTR_DDP_SUM) != 0 || ddp->divisor != 0;
+    return dtr_sparse_allreduce(ddp->group, b->in_rows, b->in_values, b->sparse->value->shape[0],
+                                sum ? DTR_SUM : DTR_AVG, &o, &b->out_rows, &b->out_values, work);
+}
+
+/* The result becomes the gradient. */
+void dtr__ddp_sparse_take(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    dtr__ddp_param *p = b->sparse;
+    if (b->out_rows == NULL || ddp->shadow) {
+        return;
+    }
+    bool summed = ddp->hook.fn == NULL && p->agreed == NULL && ddp->divisor != 0 &&
+                  (ddp->set.flags & DTR_DDP_SUM) == 0;
+    if (summed) {
+        (void)dtr_tensor_scale(b->out_values, 1.0 / ddp->divisor, NULL);
+    }
+    pthread_mutex_lock(&ddp->lock);
+    hold(&p->rows, b->out_rows);
+    hold(&p->row_values, b->out_values);
+    pthread_mutex_unlock(&ddp->lock);
+}
+
+size_t dtr__ddp_sparse_bytes(const dtr_ddp_bucket *b) {
+    return b->in_rows == NULL ? 0
+                              : b->in_rows->numel * sizeof(int64_t) +
+                                    b->in_values->numel * dtr_dtype_size(b->in_values->dtype);
+}
+
+void dtr__ddp_sparse_bucket_free(dtr_ddp_bucket *b) {
+    hold(&b->in_rows, NULL);
+    hold(&b->in_values, NULL);
+    hold(&b->out_rows, NULL);
+    hold(&b->out_values, NULL);
+}
+
+void dtr__ddp_sparse_rearm(dtr_ddp *ddp) {
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        dtr__ddp_param *p = ddp->buckets[b].sparse;
+        if (p == NULL) {
+            continue;
+        }
+        dtr__ddp_sparse_bucket_free(&ddp->buckets[b]);
+        pthread_mutex_lock(&ddp->lock);
+        free(p->agreed);
+        p->agreed = NULL;
+        p->n_agreed = 0;
+        p->contributes = false;
+        p->rows_given = p->rows_given && !ddp->it_sync; /* without sync the caller adds up */
+        pthread_mutex_unlock(&ddp->lock);
+    }
+}
+
+/* ---- in hooks ---- */
+
+dtr_status dtr_ddp_bucket_sparse(const dtr_ddp_bucket *bucket, dtr_tensor **indices,
+                                 dtr_tensor **values) {
+    static const char entry[] = "dtr_ddp_bucket_sparse";
+    DTR_REQUIRE(bucket != NULL && indices != NULL && values != NULL, NULL, DTR_ERR_ARG,
+                "%s: %s is NULL", entry,
+                bucket == NULL    ? "bucket"
+                : indices == NULL ? "indices"
+                                  : "values");
+    DTR_REQUIRE(bucket->sparse != NULL && bucket->in_rows != NULL, NULL, DTR_ERR_ARG,
+                "%s: bucket %zu %s", entry, bucket->index,
+                bucket->sparse == NULL ? "holds dense gradients, use dtr_ddp_bucket_buffer"
+                                       : "has not been launched");
+    *indices = bucket->in_rows;
+    *values = bucket->in_values;
+    return DTR_OK;
+}
+
+dtr_status dtr_ddp_bucket_set_sparse_result(dtr_ddp_bucket *bucket, dtr_tensor *indices,
+                                            dtr_tensor *values) {
+    static const char entry[] = "dtr_ddp_bucket_set_sparse_result";
+    DTR_REQUIRE(bucket != NULL, NULL, DTR_ERR_ARG, "%s: bucket is NULL", entry);
+    DTR_REQUIRE(bucket->running, NULL, DTR_ERR_STATE,
+                "%s: bucket %zu: only its hook, while it runs, may call this", entry,
+                bucket->index);
+    DTR_REQUIRE(bucket->sparse != NULL, NULL, DTR_ERR_STATE,
+                "%s: bucket %zu holds dense gradients, use dtr_ddp_bucket_set_result", entry,
+                bucket->index);
+    DTR_TRY(check_rows(bucket->ddp, bucket->sparse, entry, indices, values));
+    hold(&bucket->out_rows, indices);
+    hold(&bucket->out_values, values);
+    return DTR_OK;
+}
