@@ -14,23 +14,33 @@ typedef enum bench_kind {
     BENCH_REDUCE,
     BENCH_BROADCAST,
     BENCH_ALLGATHER,
+    BENCH_ALLGATHERV,
     BENCH_REDUCE_SCATTER,
+    BENCH_REDUCE_SCATTERV,
     BENCH_ALLTOALL,
+    BENCH_ALLTOALLV,
     BENCH_GATHER,
+    BENCH_GATHERV,
     BENCH_SCATTER,
+    BENCH_SCATTERV,
+    BENCH_SENDRECV,
+    BENCH_PINGPONG,
     BENCH_BARRIER,
     BENCH_KINDS
 } bench_kind;
 
-typedef enum bench_mode { BENCH_BLOCKING, BENCH_ASYNC, BENCH_OVERLAP } bench_mode;
+typedef enum bench_mode { BENCH_BLOCKING, BENCH_ASYNC, BENCH_OVERLAP, BENCH_DISPATCH } bench_mode;
+
+enum { BENCH_DTYPES = DTR_C128 + 1, BENCH_SIZES = 64, BENCH_CONTENDERS = 6 };
 
 typedef struct bench_options {
     bool kind[BENCH_KINDS];
-    bool dtype[14];
+    bool dtype[BENCH_DTYPES];
     dtr_op op;
-    size_t min_bytes, max_bytes;
-    int factor, rounds, runs, root;
-    bool plain, shared, read_back, cpu_compute, peer, in_place;
+    size_t min_bytes, max_bytes, sizes[BENCH_SIZES];
+    int n_sizes; /* 0: from min to max by factor */
+    int factor, rounds, runs, root, threads, calls;
+    bool plain, shared, read_back, cpu_compute, peer, in_place, gauge;
     bench_mode mode;
     const char *json;
 } bench_options;
@@ -42,44 +52,76 @@ typedef struct bench_case {
     dtr_dtype dtype;
     dtr_op op;
     bench_mode mode;
-    int root, rank, size;
+    int root, rank, size, calls; /* calls in a sample; 0: by size */
     size_t bytes, in_count, out_count, count;
+    size_t *counts;           /* v-forms: of each rank, or to and from each rank (alltoallv) */
+    int *mpi_counts, *mpi_at; /* the same and the offsets, for MPI */
     bool read_back, cpu_compute, in_place;
     double compute_s; /* overlap mode: length of the compute part */
 } bench_case;
 
 typedef struct contender {
     const char *name;
-    bool mpi, shared;
-    dtr_dtype dtype; /* differs from the case's for the float32 peer of 16-bit reductions */
-    void *in, *out;
-    double *sample; /* [rounds] seconds, maximum over ranks */
-    double hidden;  /* overlap mode: share of the communication behind compute */
+    bool mpi, shared, async;
+    int peer;        /* index of the contender it is compared with; -1: none */
+    bool shown;      /* has a row of its own */
+    dtr_dtype dtype; /* differs from the case's for the float32 peer of types that MPI lacks */
+    void *in, *out, *fresh; /* fresh: what `in` is written with before each call */
+    double *sample;         /* [rounds] seconds, maximum over ranks */
+    double hidden;          /* overlap mode: share of the communication behind compute */
     size_t wrong;
+    bool checked;
 } contender;
 
-/* bench_ops.c */
+/* bench_case.c */
 const char *bench_kind_name(bench_kind k);
 bool bench_reduces(bench_kind k);
-void bench_shape(bench_case *c); /* sets counts from bytes */
+/* Sets counts from bytes; to be freed with bench_case_close. */
+void bench_case_open(bench_case *c);
+void bench_case_close(bench_case *c);
+/* Elements of block j of rank i: what i sends to j (alltoallv), the share of rank j (other calls).
+ */
+size_t bench_block(const bench_case *c, int i, int j);
+size_t bench_block_at(const bench_case *c, int i, int j); /* elements before it */
 double bench_bus_factor(const bench_case *c);
+
+/* bench_ops.c */
 bool bench_has_mpi_type(dtr_dtype d);
 /* One call of a contender; exits on failure through MPI_Abort, as a benchmark may. */
 void bench_call(const bench_case *c, const contender *who, dtr_group *g);
-void bench_fill(const bench_case *c, const contender *who, int round);
+
+/* bench_data.c */
+void bench_fill(const bench_case *c, const contender *who, int round); /* writes who->fresh */
+bool bench_checkable(const bench_case *c, dtr_dtype d);
 size_t bench_check(const bench_case *c, const contender *who, int round);
 
 /* bench_run.c: samples of all contenders of one case, taken in turn. */
 void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w);
+void *bench_memory(size_t nbytes); /* zeroed */
+
+/* bench_options.c: -1: go on; else the exit status. */
+int bench_parse(bench_options *o, int argc, char **argv, bool loud);
 
 /* bench_report.c */
-void bench_header(FILE *to, const bench_options *o, const dtr_world *w);
-typedef struct bench_row {
-    const bench_case *c;
-    const contender *who, *peer; /* peer NULL: none */
-    int run, rounds;
-} bench_row;
-void bench_print(const bench_row *r);
-void bench_json(FILE *to, const bench_row *r, bool first);
+typedef struct bench_result { /* of one row in all runs */
+    bench_kind kind;
+    dtr_dtype dtype;
+    const char *who, *peer;
+    size_t bytes;
+    double *time, *ratio; /* [runs] */
+} bench_result;
+
+typedef struct bench_report {
+    const bench_options *o;
+    FILE *json; /* NULL: none */
+    int run;    /* from 1 */
+    size_t row, n_results, wrong;
+    bench_result *results;
+    bool first; /* no row in the JSON yet */
+} bench_report;
+
+void bench_report_head(bench_report *r, dtr_world *w);
+void bench_report_row(bench_report *r, const bench_case *c, const contender *all, int i);
+void bench_report_end(bench_report *r, const double *gauge, bool calm);
 
 #endif /* DTR_BENCH_H */

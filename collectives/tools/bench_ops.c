@@ -1,77 +1,8 @@
-/* The operations of dtr-bench: sizes, the call of either contender, data and its check. */
-#include "bench.h"
-
+/* One call of either contender of dtr-bench: stock MPI, or this library. */
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-static const struct {
-    const char *name;
-    bool reduces;
-} kinds[BENCH_KINDS] = { { "allreduce", true },  { "reduce", true },         { "broadcast", false },
-                         { "allgather", false }, { "reduce_scatter", true }, { "alltoall", false },
-                         { "gather", false },    { "scatter", false },       { "barrier", false } };
-
-const char *bench_kind_name(bench_kind k) {
-    return kinds[k].name;
-}
-
-bool bench_reduces(bench_kind k) {
-    return kinds[k].reduces;
-}
-
-/* The size column is the larger side of one rank, as in nccl-tests. */
-void bench_shape(bench_case *c) {
-    size_t n = c->bytes / dtr_dtype_size(c->dtype), N = (size_t)c->size,
-           block = n / N > 0 ? n / N : 1;
-    bool root = c->rank == c->root;
-    c->in_count = c->out_count = n;
-    switch (c->kind) {
-    case BENCH_ALLGATHER:
-        c->in_count = block;
-        c->out_count = block * N;
-        break;
-    case BENCH_REDUCE_SCATTER:
-        c->in_count = block * N;
-        c->out_count = block;
-        break;
-    case BENCH_ALLTOALL:
-        c->in_count = c->out_count = block * N;
-        break;
-    case BENCH_GATHER:
-        c->in_count = block;
-        c->out_count = root ? block * N : 0;
-        break;
-    case BENCH_SCATTER:
-        c->in_count = root ? block * N : 0;
-        c->out_count = block;
-        break;
-    case BENCH_REDUCE:
-        c->out_count = root ? n : 0;
-        break;
-    case BENCH_BARRIER:
-        c->in_count = c->out_count = 0;
-        break;
-    default:
-        break;
-    }
-    bool blocks = c->kind >= BENCH_ALLGATHER && c->kind <= BENCH_SCATTER;
-    c->count = blocks ? block : n;
-    c->bytes = (blocks ? block * N : n) * dtr_dtype_size(c->dtype);
-}
-
-double bench_bus_factor(const bench_case *c) {
-    double n = c->size;
-    switch (c->kind) {
-    case BENCH_ALLREDUCE:
-        return 2 * (n - 1) / n;
-    case BENCH_REDUCE:
-    case BENCH_BROADCAST:
-        return 1;
-    default:
-        return (n - 1) / n;
-    }
-}
+#include "bench.h"
 
 /* ---- stock MPI ---- */
 
@@ -104,46 +35,88 @@ bool bench_has_mpi_type(dtr_dtype d) {
     return mpi_type(d) != MPI_DATATYPE_NULL;
 }
 
-static MPI_Op mpi_op(dtr_op op) {
+static MPI_Op mpi_op(dtr_op op) { /* the average goes without its division */
     static const MPI_Op ops[] = { MPI_SUM, MPI_SUM,  MPI_PROD, MPI_MIN,
                                   MPI_MAX, MPI_BAND, MPI_BOR,  MPI_BXOR };
     return ops[op];
 }
 
-static void call_mpi(const bench_case *c, const contender *who) {
-    MPI_Datatype t = mpi_type(who->dtype);
-    int n = (int)c->count;
-    if (t == MPI_DATATYPE_NULL) { /* movement of a type that MPI lacks: as bytes */
-        t = MPI_BYTE;
-        n *= (int)dtr_dtype_size(who->dtype);
+/* Movement of a type that MPI lacks: in units of the same size. */
+static MPI_Datatype mpi_unit(dtr_dtype d) {
+    return bench_has_mpi_type(d) ? mpi_type(d) : dtr_dtype_size(d) == 1 ? MPI_UINT8_T : MPI_INT16_T;
+}
+
+static void ping_pong_mpi(const bench_case *c, const contender *who, MPI_Datatype t) {
+    int n = (int)c->in_count, peer = c->rank ^ 1;
+    if (c->rank % 2 == 0) {
+        MPI_Send(who->in, n, t, peer, 0, MPI_COMM_WORLD);
+        MPI_Recv(who->out, n, t, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    } else {
+        MPI_Recv(who->out, n, t, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Send(who->in, n, t, peer, 0, MPI_COMM_WORLD);
     }
-    const void *in = c->in_place ? MPI_IN_PLACE : who->in;
-    void *out = c->in_place ? who->in : who->out;
+}
+
+static void reduce_mpi(const bench_case *c, const contender *who) {
+    MPI_Datatype t = mpi_type(who->dtype);
     MPI_Op op = mpi_op(c->op);
+    int n = (int)c->count;
     switch (c->kind) {
     case BENCH_ALLREDUCE:
-        MPI_Allreduce(in, out, n, t, op, MPI_COMM_WORLD);
+        MPI_Allreduce(c->in_place ? MPI_IN_PLACE : who->in, c->in_place ? who->in : who->out, n, t,
+                      op, MPI_COMM_WORLD);
         break;
     case BENCH_REDUCE:
         MPI_Reduce(who->in, who->out, n, t, op, c->root, MPI_COMM_WORLD);
         break;
+    case BENCH_REDUCE_SCATTER:
+        MPI_Reduce_scatter_block(who->in, who->out, n, t, op, MPI_COMM_WORLD);
+        break;
+    default:
+        MPI_Reduce_scatter(who->in, who->out, c->mpi_counts, t, op, MPI_COMM_WORLD);
+    }
+}
+
+static void move_mpi(const bench_case *c, const contender *who) {
+    MPI_Datatype t = mpi_unit(who->dtype);
+    const int *counts = c->mpi_counts, *at = c->mpi_at;
+    int n = (int)c->count, in = (int)c->in_count, out = (int)c->out_count;
+    switch (c->kind) {
     case BENCH_BROADCAST:
         MPI_Bcast(who->in, n, t, c->root, MPI_COMM_WORLD);
         break;
     case BENCH_ALLGATHER:
         MPI_Allgather(who->in, n, t, who->out, n, t, MPI_COMM_WORLD);
         break;
-    case BENCH_REDUCE_SCATTER:
-        MPI_Reduce_scatter_block(who->in, who->out, n, t, op, MPI_COMM_WORLD);
+    case BENCH_ALLGATHERV:
+        MPI_Allgatherv(who->in, in, t, who->out, counts, at, t, MPI_COMM_WORLD);
         break;
     case BENCH_ALLTOALL:
         MPI_Alltoall(who->in, n, t, who->out, n, t, MPI_COMM_WORLD);
         break;
+    case BENCH_ALLTOALLV:
+        MPI_Alltoallv(who->in, counts, at, t, who->out, counts, at, t, MPI_COMM_WORLD);
+        break;
     case BENCH_GATHER:
         MPI_Gather(who->in, n, t, who->out, n, t, c->root, MPI_COMM_WORLD);
         break;
+    case BENCH_GATHERV:
+        MPI_Gatherv(who->in, in, t, who->out, counts, at, t, c->root, MPI_COMM_WORLD);
+        break;
     case BENCH_SCATTER:
         MPI_Scatter(who->in, n, t, who->out, n, t, c->root, MPI_COMM_WORLD);
+        break;
+    case BENCH_SCATTERV:
+        MPI_Scatterv(who->in, counts, at, t, who->out, out, t, c->root, MPI_COMM_WORLD);
+        break;
+    case BENCH_SENDRECV:
+        MPI_Sendrecv(who->in, n, t, (c->rank + 1) % c->size, 0, who->out, n, t,
+                     (c->rank + c->size - 1) % c->size, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        break;
+    case BENCH_PINGPONG:
+        if (in > 0) {
+            ping_pong_mpi(c, who, t);
+        }
         break;
     default:
         MPI_Barrier(MPI_COMM_WORLD);
@@ -151,6 +124,30 @@ static void call_mpi(const bench_case *c, const contender *who) {
 }
 
 /* ---- this library ---- */
+
+static void require(dtr_status s, const bench_case *c) {
+    if (s != DTR_OK) {
+        fprintf(stderr, "dtr-bench: %s of %zu bytes: %s: %s\n", bench_kind_name(c->kind), c->bytes,
+                dtr_status_name(s), dtr_last_error_message());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+static dtr_status start_vector(const bench_case *c, dtr_buffer in, dtr_buffer out, dtr_group *g,
+                               dtr_work **work) {
+    switch (c->kind) {
+    case BENCH_ALLGATHERV:
+        return dtr_allgatherv(g, in, out, c->counts, NULL, work);
+    case BENCH_REDUCE_SCATTERV:
+        return dtr_reduce_scatterv(g, in, c->counts, out, c->op, NULL, work);
+    case BENCH_ALLTOALLV:
+        return dtr_alltoallv(g, in, c->counts, out, c->counts, NULL, work);
+    case BENCH_GATHERV:
+        return dtr_gatherv(g, in, out, c->counts, c->root, NULL, work);
+    default:
+        return dtr_scatterv(g, in, c->counts, out, c->root, NULL, work);
+    }
+}
 
 static dtr_status start_dtr(const bench_case *c, const contender *who, dtr_group *g,
                             dtr_work **work) {
@@ -173,16 +170,15 @@ static dtr_status start_dtr(const bench_case *c, const contender *who, dtr_group
         return dtr_gather(g, in, out, c->root, NULL, work);
     case BENCH_SCATTER:
         return dtr_scatter(g, in, out, c->root, NULL, work);
-    default:
+    case BENCH_SENDRECV:
+        return dtr_batch_p2p(g,
+                             (dtr_p2p[]){ { true, in, (c->rank + 1) % c->size, 0 },
+                                          { false, out, (c->rank + c->size - 1) % c->size, 0 } },
+                             2, NULL, work);
+    case BENCH_BARRIER:
         return dtr_barrier(g, NULL, work);
-    }
-}
-
-static void require(dtr_status s, const bench_case *c) {
-    if (s != DTR_OK) {
-        fprintf(stderr, "dtr-bench: %s of %zu bytes: %s: %s\n", kinds[c->kind].name, c->bytes,
-                dtr_status_name(s), dtr_last_error_message());
-        MPI_Abort(MPI_COMM_WORLD, 1);
+    default:
+        return start_vector(c, in, out, g, work);
     }
 }
 
@@ -198,164 +194,42 @@ static void compute(const bench_case *c) {
     }
 }
 
-void bench_call(const bench_case *c, const contender *who, dtr_group *g) {
-    dtr_work *work = NULL;
-    if (who->mpi) {
-        call_mpi(c, who);
-        if (c->mode == BENCH_OVERLAP) {
-            compute(c);
-        }
-        return;
-    }
-    require(start_dtr(c, who, g, c->mode == BENCH_BLOCKING ? NULL : &work), c);
-    if (c->mode == BENCH_OVERLAP) {
+static void finish(const bench_case *c, dtr_work *work, bool computes) {
+    if (computes) {
         compute(c);
     }
-    if (c->mode != BENCH_BLOCKING) {
+    if (work != NULL) {
         require(dtr_work_wait(work, -1), c);
         dtr_work_release(work);
     }
 }
 
-/* ---- data: small whole numbers, so that sums are exact in every type ---- */
-
-static int value(int rank, size_t i, int round) {
-    return (int)((i + (size_t)(rank * 3 + round)) % 5);
-}
-
-/* A few encodings of 0..4 and of sums of them are all that is needed here. */
-static void put(void *data, dtr_dtype d, size_t i, int v) {
-    static const uint16_t f16[] = { 0, 0x3c00, 0x4000, 0x4200, 0x4400 },
-                          bf16[] = { 0, 0x3f80, 0x4000, 0x4040, 0x4080 };
-    static const uint8_t e4m3[] = { 0, 0x38, 0x40, 0x44, 0x48 },
-                         e5m2[] = { 0, 0x3c, 0x40, 0x42, 0x44 };
-    switch (d) {
-    case DTR_F16:
-        ((uint16_t *)data)[i] = f16[v];
-        break;
-    case DTR_BF16:
-        ((uint16_t *)data)[i] = bf16[v];
-        break;
-    case DTR_F8E4M3:
-        ((uint8_t *)data)[i] = e4m3[v];
-        break;
-    case DTR_F8E5M2:
-        ((uint8_t *)data)[i] = e5m2[v];
-        break;
-    case DTR_I16:
-        ((int16_t *)data)[i] = (int16_t)v;
-        break;
-    case DTR_I32:
-        ((int32_t *)data)[i] = v;
-        break;
-    case DTR_I64:
-        ((int64_t *)data)[i] = v;
-        break;
-    case DTR_F32:
-        ((float *)data)[i] = (float)v;
-        break;
-    case DTR_F64:
-        ((double *)data)[i] = v;
-        break;
-    case DTR_C64:
-        ((float *)data)[2 * i] = (float)v;
-        ((float *)data)[2 * i + 1] = 0;
-        break;
-    case DTR_C128:
-        ((double *)data)[2 * i] = v;
-        ((double *)data)[2 * i + 1] = 0;
-        break;
-    default:
-        ((uint8_t *)data)[i] = (uint8_t)(d == DTR_BOOL ? v & 1 : v);
+/* Each side starts its operation and waits for it in turn. */
+static void ping_pong_dtr(const bench_case *c, const contender *who, dtr_group *g) {
+    dtr_buffer in = dtr_cpu(who->in, c->in_count, who->dtype);
+    dtr_buffer out = dtr_cpu(who->out, c->out_count, who->dtype);
+    for (int turn = 0; c->in_count > 0 && turn < 2; turn++) {
+        dtr_work *work = NULL, **to = who->async ? &work : NULL;
+        require(turn == c->rank % 2 ? dtr_send(g, in, c->rank ^ 1, 0, NULL, to)
+                                    : dtr_recv(g, out, c->rank ^ 1, 0, NULL, to),
+                c);
+        finish(c, work, turn == 0 && c->mode == BENCH_OVERLAP);
     }
 }
 
-/* The pattern repeats every five elements: write one stretch, then copy it forward. */
-void bench_fill(const bench_case *c, const contender *who, int round) {
-    size_t size = dtr_dtype_size(who->dtype), n = c->in_count, head = n < 640 ? n : 640;
-    for (size_t i = 0; i < head; i++) {
-        put(who->in, who->dtype, i, value(c->rank, i, round));
+void bench_call(const bench_case *c, const contender *who, dtr_group *g) {
+    dtr_work *work = NULL;
+    if (who->mpi) {
+        if (bench_reduces(c->kind)) {
+            reduce_mpi(c, who);
+        } else {
+            move_mpi(c, who);
+        }
+        finish(c, NULL, c->mode == BENCH_OVERLAP);
+    } else if (c->kind == BENCH_PINGPONG) {
+        ping_pong_dtr(c, who, g);
+    } else {
+        require(start_dtr(c, who, g, who->async ? &work : NULL), c);
+        finish(c, work, c->mode == BENCH_OVERLAP);
     }
-    for (size_t done = head; done < n; done += head) {
-        memcpy((char *)who->in + done * size, who->in, (n - done < head ? n - done : head) * size);
-    }
-}
-
-static double get(const void *data, dtr_dtype d, size_t i) {
-    switch (d) {
-    case DTR_BF16: {
-        uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        return (double)f;
-    }
-    case DTR_I8:
-        return ((const int8_t *)data)[i];
-    case DTR_I16:
-        return ((const int16_t *)data)[i];
-    case DTR_I32:
-        return ((const int32_t *)data)[i];
-    case DTR_I64:
-        return (double)((const int64_t *)data)[i];
-    case DTR_F32:
-        return (double)((const float *)data)[i];
-    case DTR_F64:
-        return ((const double *)data)[i];
-    case DTR_C64:
-        return (double)((const float *)data)[2 * i];
-    case DTR_C128:
-        return ((const double *)data)[2 * i];
-    default:
-        return ((const uint8_t *)data)[i];
-    }
-}
-
-static bool checkable(const bench_case *c, dtr_dtype d) {
-    bool small = d == DTR_F16 || d == DTR_F8E4M3 || d == DTR_F8E5M2 || d == DTR_BOOL;
-    return !small &&
-           (!bench_reduces(c->kind) || c->op == DTR_SUM || c->op == DTR_MAX || c->op == DTR_MIN);
-}
-
-static double reduced(const bench_case *c, size_t i, int round) {
-    double sum = 0;
-    for (int r = 0; r < c->size; r++) {
-        double v = value(r, i, round);
-        sum = r == 0             ? v
-              : c->op == DTR_MAX ? (v > sum ? v : sum)
-              : c->op == DTR_MIN ? (v < sum ? v : sum)
-                                 : sum + v;
-    }
-    return sum;
-}
-
-static double expected(const bench_case *c, size_t i, int round) {
-    int from = (int)(i / c->count);
-    size_t at = i % c->count, mine = (size_t)c->rank * c->count;
-    switch (c->kind) {
-    case BENCH_ALLREDUCE:
-    case BENCH_REDUCE:
-        return reduced(c, i, round);
-    case BENCH_REDUCE_SCATTER:
-        return reduced(c, mine + i, round);
-    case BENCH_BROADCAST:
-        return value(c->root, i, round);
-    case BENCH_SCATTER:
-        return value(c->root, mine + i, round);
-    case BENCH_ALLTOALL:
-        return value(from, mine + at, round);
-    default:
-        return value(from, at, round);
-    }
-}
-
-size_t bench_check(const bench_case *c, const contender *who, int round) {
-    size_t wrong = 0;
-    if (c->kind == BENCH_BARRIER || !checkable(c, who->dtype)) {
-        return 0;
-    }
-    const void *got = c->kind == BENCH_BROADCAST || c->in_place ? who->in : who->out;
-    for (size_t i = 0; i < c->out_count; i++) {
-        wrong += get(got, who->dtype, i) != expected(c, i, round);
-    }
-    return wrong;
 }

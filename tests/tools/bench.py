@@ -1,0 +1,79 @@
+"""dtr-bench: every call with right results, columns and JSON of all modes, refusals."""
+import json
+import os
+import sys
+import tempfile
+
+from tool import VOID, expect, number, refuses, rows, run, verdict
+
+mpiexec, program = sys.argv[1:3]
+folder = tempfile.TemporaryDirectory(prefix="dtr-bench-")
+out = os.path.join(folder.name, "out.json")
+CALLS = ["allreduce", "reduce", "broadcast", "allgather", "allgatherv", "reduce_scatter", "reduce_scatterv", "alltoall",
+         "alltoallv", "gather", "gatherv", "scatter", "scatterv", "sendrecv", "pingpong", "barrier"]
+
+
+def bench(ranks, *options, statuses=(0,)):
+    """Rows and JSON of one run."""
+    text = run([mpiexec, "-n", str(ranks), program, "--calls", "3", "--json", out] + list(options), statuses)
+    if not text:
+        return [], {"rows": [], "summary": []}
+    with open(out, encoding="utf-8") as source:
+        return rows(text), json.load(source)
+
+
+def check_calls():
+    """Every call, also where blocks differ and the root is another; an odd number of ranks leaves one out of pingpong."""
+    for ranks, options in ((2, []), (3, ["--root", "1", "--mode", "async"])):
+        table, report = bench(ranks, "all", "--sizes", "8,1000", "--rounds", "1", "--no-gauge", *options)
+        calls = [row["call"] for row in report["rows"] if row["bytes"] <= 12 and row["who"] == "plain"]
+        expect(calls == CALLS, "%d ranks: calls %s", ranks, calls)
+        expect(len(table) == len(report["rows"]), "%d rows in the table, %d in the JSON", len(table), len(report["rows"]))
+        for row in table:
+            expect(number(row[-1]) is not None, "no ratio in the last column of %s", row)
+        expect(report["wrong"] == 0 and report["ranks"] == ranks, "result of %s", report)
+
+
+def check_types():
+    for op in ("sum", "avg", "prod", "bxor"):
+        _, report = bench(3, "allreduce", "reduce_scatterv", "--dtype", "all", "--op", op, "--sizes", "1000",
+                          "--rounds", "1", "--no-gauge")
+        checked = [row for row in report["rows"] if "wrong" in row]
+        expect(len(checked) >= 16, "%s: only %d results were checked", op, len(checked))
+        expect(report["wrong"] == 0, "%s: wrong results in %s", op, report)
+
+
+def check_modes():
+    for mode, key in (("overlap", "hidden"), ("dispatch", "added")):
+        _, report = bench(2, "--mode", mode, "--sizes", "8", "--rounds", "3", "--no-gauge")
+        expect([row["who"] for row in report["rows"]] == ["plain", "shared"], "%s: rows %s", mode, report["rows"])
+        for row in report["rows"]:
+            expect(isinstance(row.get(key), (int, float)), "%s: no %s in %s", mode, key, row)
+    _, report = bench(2, "--dtype", "bf16", "--sizes", "4K", "--rounds", "3", "--no-gauge", "--in-place", "--read-back",
+                      "--threads", "single", "--memory", "shared")
+    for row in report["rows"]:
+        expect(row["peer"] == "shared f32" and row["of_f32"] > 0, "16-bit row: %s", row)
+    table, report = bench(2, "--min", "64", "--max", "1K", "--factor", "16", "--rounds", "2", "--runs", "3", "--memory",
+                          "plain", statuses=(0, VOID))
+    expect([row[0] for row in table] == ["64", "1024"] * 3, "sizes of 3 runs: %s", table)
+    expect(len(report["summary"]) == 2 and report["gauge_gbs"][0] > 0, "summary or gauge: %s", report)
+    for row in report["summary"]:
+        expect(row["low"] <= row["ratio"] <= row["high"], "spread: %s", row)
+    table, report = bench(2, "--no-peer", "--sizes", "8", "--rounds", "1", "--no-gauge")
+    expect("ratio" not in report["rows"][0] and table[0][-1] == "-", "a ratio without a peer: %s", table)
+
+
+def check_refusals():
+    for option, value in (("--sizes", "8,many"), ("--dtype", "f33"), ("--op", "plus"), ("--rounds", "0"), ("--root", "1"),
+                          ("--mode", "fast"), ("--threads", "many"), ("--memory", "rom"), ("--factor", "1")):
+        refuses([program, option, value], option, "\"%s\"" % value)
+    refuses([program, "--bogus"], "--bogus")
+    refuses([program, "allreduse"], "\"allreduse\"")
+    refuses([program, "--json", os.path.join(folder.name, "none", "out")], "cannot write")
+
+
+check_calls()
+check_types()
+check_modes()
+check_refusals()
+verdict()
