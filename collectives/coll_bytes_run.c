@@ -2,6 +2,7 @@
  * packed into one message when they are short, else each string straight from and to its own
  * memory. */
 #include "bytes.h"
+#include "declare.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -482,8 +483,7 @@ static void log_string(const dtr_work *whole, const char *way, size_t i, const d
 }
 
 static void log_strings(const dtr_work *whole, const dtr__bytes_op *op) {
-    enum { DETAIL = 2 };
-    if (dtr__opt_number(&whole->world->options, DTR__OPT_DEBUG) != DETAIL) {
+    if (!dtr__at_detail(whole->world)) {
         return;
     }
     for (size_t i = 0; op->in != NULL && i < op->n; i++) {

@@ -3,6 +3,7 @@
  * blocks. */
 #include <stdlib.h>
 
+#include "declare.h"
 #include "mpi/mpi_internal.h"
 
 /* Cancelled transfers that do not end within this time, per group, are left behind. */
@@ -157,6 +158,9 @@ static dtr_status start_collective(dtr_group *group, dtr__mpi_state *state, dtr_
                              .size = group->size,
                              .esize = data ? dtr_dtype_size(w->call.dtype) : 1 };
         dtr__mpi_sched_begin(s, w, group->size);
+        if (dtr__at_detail(group->world)) {
+            dtr__mpi_declare(s, w);
+        }
         build(&b);
     }
     if (s == NULL || s->no_memory) {

@@ -56,7 +56,8 @@ typedef enum dtr__mpi_step_kind {
     DTR__MPI_WAIT,   /* until transfers [first, last) are complete */
     DTR__MPI_COPY,   /* n bytes */
     DTR__MPI_REDUCE, /* n elements of sources [first, last) */
-    DTR__MPI_PREMUL  /* n elements */
+    DTR__MPI_PREMUL, /* n elements */
+    DTR__MPI_COMPARE /* what the ranks declared */
 } dtr__mpi_step_kind;
 
 typedef struct dtr__mpi_step {
@@ -82,8 +83,10 @@ typedef struct dtr__mpi_sched {
     const void **sources;
     size_t *slices; /* scratch of the reduction builder: offset and length per rank */
     char *staging;
+    struct dtr__declaration *declared; /* at DTR_DEBUG=detail: [size] for and [size] from the others
+                                        */
     size_t n_steps, n_transfers, n_sources;
-    size_t cap_steps, cap_transfers, cap_sources, cap_slices, cap_staging;
+    size_t cap_steps, cap_transfers, cap_sources, cap_slices, cap_staging, cap_declared;
     bool no_memory; /* a builder could not grow an array */
     /* Execution. */
     size_t at;      /* step */
@@ -145,6 +148,7 @@ void dtr__mpi_premul(dtr__mpi_sched *s, void *dst, const void *src, size_t count
 /* Sources are added in rank order after this, with dtr__mpi_source. */
 void dtr__mpi_reduce(dtr__mpi_sched *s, void *dst, size_t count, int n_sources);
 void dtr__mpi_source(dtr__mpi_sched *s, const void *src);
+void dtr__mpi_compare(dtr__mpi_sched *s);
 /* Moves on until a WAIT is not satisfied; *done when all steps are through. */
 dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done);
 /* Cancels receives; true when no transfer is left. */
@@ -159,6 +163,11 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
 /* Requests that are to end without their work: false when MPI still owns it after the patience of
  * the group is used up. */
 bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *state);
+
+/* mpi_declare.c: begin a schedule with an exchange of what each rank is about to do; the comparison
+ * when it is complete. */
+void dtr__mpi_declare(dtr__mpi_sched *s, const dtr_work *w);
+dtr_status dtr__mpi_declared(dtr__mpi_sched *s, const dtr_work *w);
 
 /* mpi_reduce.c, mpi_move.c: one builder per kind family, for equal and v-forms. */
 void dtr__mpi_build_allreduce(const dtr__mpi_build *b);

@@ -39,6 +39,7 @@ void dtr__mpi_sched_free(dtr__mpi_sched *s) {
     free(s->sources);
     free(s->slices);
     free(s->staging);
+    free(s->declared);
     free(s);
 }
 
@@ -176,6 +177,10 @@ void dtr__mpi_source(dtr__mpi_sched *s, const void *src) {
     }
 }
 
+void dtr__mpi_compare(dtr__mpi_sched *s) {
+    add_step(s, (dtr__mpi_step){ .kind = DTR__MPI_COMPARE });
+}
+
 /* ---- execution ---- */
 
 static dtr_status post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group,
@@ -200,7 +205,8 @@ static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
     return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
                     "rank %d is in another call, or gave another count, dtype, operator or root: "
                     "its message of %d bytes for this call never came, but a later one did; "
-                    "compare the calls of the two ranks",
+                    "compare the calls of the two ranks, or run with DTR_DEBUG=detail, which names "
+                    "the difference before data moves",
                     t->peer, t->nbytes);
 }
 
@@ -312,6 +318,9 @@ dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_wor
             dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first),
                         step->n, s->dtype, s->op, s->divisor, NULL);
             break;
+        case DTR__MPI_COMPARE:
+            DTR_TRY(dtr__mpi_declared(s, w));
+            break;
         case DTR__MPI_PREMUL:
             dtr__premul(step->dst, step->src, step->n, s->dtype, s->premul);
             break;
@@ -368,7 +377,7 @@ bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *st
 }
 
 void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
-    bool touched = false;
+    bool touched = false, declaring = false;
     for (size_t i = 0; i < s->n_steps; i++) {
         const dtr__mpi_step *step = &s->steps[i];
         if (step->kind != DTR__MPI_SEND && step->kind != DTR__MPI_RECV) {
@@ -378,11 +387,15 @@ void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
         const char *data = step->kind == DTR__MPI_SEND ? step->src : step->dst;
         if (*request != MPI_REQUEST_NULL) {
             touched |= data >= s->staging && data < s->staging + s->cap_staging;
+            declaring = true;
             MPI_Request_free(request);
         }
     }
     if (touched) {
         s->staging = NULL;
+    }
+    if (declaring) {
+        s->declared = NULL;
     }
     dtr__mpi_sched_free(s);
 }

@@ -1,34 +1,63 @@
 /* Errors that all ranks of a group share: who finds ranks disagreeing, or gives up, says so in the
  * control block, and every other rank ends with the same status and text at its next look. */
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
+#include "declare.h"
 #include "shm/shm_internal.h"
 
-static const double SITE_PATIENCE_S = 0.2; /* for peers to tell where they called from */
+/* What `broken` says beside the operation. */
+enum { WRITING = 1, WRITTEN = 2 };
 
-void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text) {
+/* For peers to post and to tell where they called from, unless the limit of the work is nearer; and
+ * for the one who writes the text. */
+static const double PEERS_PATIENCE_S = 5, TEXT_PATIENCE_S = 10;
+
+/* The one who may write the text: the first. Operations before number `n` may still be finished. */
+static bool claim(dtr__shm_control *control, uint64_t n) {
     uint64_t none = 0;
-    dtr__shm_control *control = s->control;
-    if (!atomic_compare_exchange_strong(&control->broken, &none, 1)) {
-        return;
-    }
+    return atomic_compare_exchange_strong(&control->broken, &none, dtr__shm_break(n, WRITING));
+}
+
+static void reveal(const dtr_group *g, dtr__shm_control *control, uint64_t n, dtr_status status,
+                   const char *text) {
     control->status = status;
     control->origin = g->rank;
     snprintf(control->text, sizeof control->text, "%s", text);
-    atomic_store_explicit(&control->broken, 2, memory_order_release);
+    atomic_store_explicit(&control->broken, dtr__shm_break(n, WRITTEN), memory_order_release);
+}
+
+static bool written(const dtr__shm_control *control) {
+    return (atomic_load_explicit(&control->broken, memory_order_acquire) & WRITTEN) != 0;
+}
+
+void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text) {
+    if (claim(s->control, 0)) {
+        reveal(g, s->control, 0, status, text);
+    }
+}
+
+/* Where this rank called from, for whoever writes the text. */
+static void tell_site(const dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
+    dtr__shm_rank *me = &s->control->rank[g->rank];
+    (void)dtr__call_site_text(&w->call, me->site, sizeof me->site);
+    atomic_store_explicit(&me->site_for, s->op.n, memory_order_release);
 }
 
 dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
     dtr__shm_control *control = s->control;
     dtr__error_context ctx = dtr__work_context(w);
     dtr__backoff wait = { 0 };
-    double limit = dtr__now() + SITE_PATIENCE_S;
-    while (atomic_load_explicit(&control->broken, memory_order_acquire) != 2 &&
-           dtr__now() < limit) {
+    double limit = dtr__now() + TEXT_PATIENCE_S;
+    if (!written(control)) {
+        dtr__shm_post_late(g, s, &w->call);
+        tell_site(g, s, w);
+    }
+    while (!written(control) && dtr__now() < limit) {
         dtr__backoff_pause(g->world, &wait);
     }
-    if (atomic_load_explicit(&control->broken, memory_order_acquire) != 2) {
+    if (!written(control)) {
         return DTR_FAIL(&ctx, DTR_ERR_REMOTE,
                         "group '%s': a rank of this node died while it reported an error", g->name);
     }
@@ -38,96 +67,18 @@ dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
 
 /* ---- ranks disagree ---- */
 
-typedef struct field {
-    const char *name;
-    int64_t (*value)(const dtr__shm_post *p);
-    const char *(*word)(int64_t value); /* NULL: a number */
-} field;
-
-static int64_t kind_of(const dtr__shm_post *p) {
-    return p->kind;
-}
-static int64_t dtype_of(const dtr__shm_post *p) {
-    return p->dtype;
-}
-static int64_t op_of(const dtr__shm_post *p) {
-    return p->op;
-}
-static int64_t root_of(const dtr__shm_post *p) {
-    return p->root;
-}
-static int64_t count_in_of(const dtr__shm_post *p) {
-    return (int64_t)p->count_in;
-}
-static int64_t count_out_of(const dtr__shm_post *p) {
-    return (int64_t)p->count_out;
-}
-static int64_t fingerprint_of(const dtr__shm_post *p) {
-    return (int64_t)p->fingerprint;
-}
-static const char *kind_word(int64_t v) {
-    return dtr__kind_name((dtr__kind)v);
-}
-static const char *dtype_word(int64_t v) {
-    return dtr_dtype_name((dtr_dtype)v);
-}
-static const char *op_word(int64_t v) {
-    return dtr__op_name((dtr_op)v);
-}
-
-static const field fields[] = { { "kind", kind_of, kind_word },
-                                { "dtype", dtype_of, dtype_word },
-                                { "op", op_of, op_word },
-                                { "root", root_of, NULL },
-                                { "count", count_in_of, NULL },
-                                { "out count", count_out_of, NULL },
-                                { "counts or tag", fingerprint_of, NULL } };
-
-/* The value most ranks have; in a tie that of the lowest rank among the tied. */
-static int64_t majority(const dtr_group *g, const dtr__shm_state *s, const field *f, int *who) {
-    int best = 0;
-    int64_t value = 0;
-    for (int i = 0; i < g->size; i++) {
-        int votes = 0;
-        int64_t mine = f->value(dtr__shm_post_of(s, i));
-        for (int j = 0; j < g->size; j++) {
-            votes += f->value(dtr__shm_post_of(s, j)) == mine;
-        }
-        if (votes > best) {
-            best = votes;
-            value = mine;
-            *who = i;
-        }
-    }
-    return value;
-}
-
-static const char *say(const field *f, int64_t value, char *text, size_t cap) {
-    if (f->word != NULL) {
-        snprintf(text, cap, "%s", f->word(value));
-    } else {
-        snprintf(text, cap, "%lld", (long long)value);
-    }
-    return text;
-}
-
-static void tell_site(const dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
-    dtr__shm_rank *me = &s->control->rank[g->rank];
-    (void)dtr__call_site_text(&w->call, me->site, sizeof me->site);
-    atomic_store_explicit(&me->site_for, s->op.n, memory_order_release);
-}
-
-static const char *site_of(const dtr_group *g, const dtr__shm_state *s, int rank) {
+/* Where rank `r` called from, if it says so before `limit`. */
+static const char *site_of(const dtr_group *g, const dtr__shm_state *s, int r, double limit) {
     dtr__backoff wait = { 0 };
-    double limit = dtr__now() + SITE_PATIENCE_S;
-    dtr__shm_rank *r = &s->control->rank[rank];
-    while (atomic_load_explicit(&r->site_for, memory_order_acquire) != s->op.n) {
+    const dtr__shm_rank *peer = &s->control->rank[r];
+    uint64_t told;
+    while ((told = atomic_load_explicit(&peer->site_for, memory_order_acquire)) < s->op.n) {
         if (dtr__now() >= limit) {
             return "an unknown place";
         }
         dtr__backoff_pause(g->world, &wait);
     }
-    return r->site;
+    return told == s->op.n ? peer->site : "a place it has left";
 }
 
 static bool everybody_posted(const dtr_group *g, const dtr__shm_state *s) {
@@ -140,59 +91,61 @@ static bool everybody_posted(const dtr_group *g, const dtr__shm_state *s) {
     return true;
 }
 
-/* "rank 1 (world 3)" once, and how many more. */
-static int list_odd(const dtr_group *g, const dtr__shm_state *s, const field *f, int64_t value,
-                    char *text, size_t cap) {
-    int first = -1;
-    size_t at = 0;
-    for (int r = 0; r < g->size; r++) {
-        if (f->value(dtr__shm_post_of(s, r)) != value) {
-            first = first < 0 ? r : first;
-            at += at < cap
-                      ? (size_t)snprintf(text + at, cap - at, "%srank %d", at > 0 ? ", " : "", r)
-                      : 0;
-        }
-    }
-    return first;
+static void read_post(const dtr_group *g, const dtr__shm_state *s, int r, double limit,
+                      dtr__declaration *d) {
+    const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    *d = (dtr__declaration){ .fingerprint = post->fingerprint,
+                             .count_in = post->count_in,
+                             .count_out = post->count_out,
+                             .kind = post->kind,
+                             .dtype = post->dtype,
+                             .op = post->op,
+                             .root = post->root };
+    snprintf(d->site, sizeof d->site, "%s", site_of(g, s, r, limit));
 }
 
-static void compose(const dtr_group *g, const dtr__shm_state *s, const dtr_work *w, char *text,
-                    size_t cap) {
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        const field *f = &fields[i];
-        char most[64], odd[64], ranks[256], title[160];
-        int who = 0;
-        int64_t value = majority(g, s, f, &who);
-        int first = list_odd(g, s, f, value, ranks, sizeof ranks);
-        if (first >= 0) {
-            snprintf(text, cap,
-                     "ranks of group '%s' disagree on %s: most have %s %s (rank %d, called at %s), "
-                     "but %s %s %s (called "
-                     "at %s). No data was moved. Here: %s",
-                     g->name, dtr__kind_name(w->call.kind), f->name,
-                     say(f, value, most, sizeof most), who, site_of(g, s, who), ranks,
-                     strchr(ranks, ',') != NULL ? "have" : "has",
-                     say(f, f->value(dtr__shm_post_of(s, first)), odd, sizeof odd),
-                     site_of(g, s, first), dtr__work_title(w, title, sizeof title));
-            return;
-        }
+/* The rank whose part of the data does not fit what this one wants of it. */
+static dtr_status pair_mismatch(const dtr_group *g, const dtr__shm_state *s, const dtr_work *w,
+                                double limit) {
+    dtr__declaration mine, theirs;
+    int peer = s->op.arrived;
+    dtr__declare(w, peer, &mine);
+    read_post(g, s, peer, limit, &theirs);
+    theirs.gives = dtr__shm_given(g, s, &w->call, peer) / s->op.size;
+    return dtr__pair_disagreement(w, peer, &theirs, &mine);
+}
+
+static dtr_status group_mismatch(const dtr_group *g, const dtr__shm_state *s, const dtr_work *w,
+                                 double limit) {
+    dtr__declaration *all = malloc((size_t)g->size * sizeof *all);
+    if (all == NULL) {
+        dtr__error_context ctx = dtr__work_context(w);
+        return DTR_FAIL(&ctx, DTR_ERR_MISMATCH, "ranks of group '%s' disagree", g->name);
     }
-    snprintf(text, cap,
-             "ranks of group '%s' disagree on how much goes from rank to rank in %s #%llu", g->name,
-             dtr__kind_name(w->call.kind), (unsigned long long)w->seq);
+    for (int r = 0; r < g->size; r++) {
+        read_post(g, s, r, limit, &all[r]);
+    }
+    dtr_status status = dtr__disagreement(w, all);
+    free(all);
+    return status;
 }
 
 dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w) {
-    char text[1024];
+    if (!claim(s->control, s->op.n)) {
+        return dtr__shm_broken(g, s, w);
+    }
     dtr__backoff wait = { 0 };
-    double limit = dtr__now() + SITE_PATIENCE_S;
+    double limit = dtr__now() + PEERS_PATIENCE_S;
+    limit = fmin(limit, atomic_load_explicit(&w->deadline, memory_order_relaxed));
     tell_site(g, s, w);
     while (!everybody_posted(g, s) && dtr__now() < limit) {
         dtr__backoff_pause(g->world, &wait); /* the majority is that of all, if they come */
     }
-    compose(g, s, w, text, sizeof text);
-    dtr__shm_publish(g, s, DTR_ERR_MISMATCH, text);
-    return dtr__shm_broken(g, s, w);
+    bool pair = dtr__shm_post_of(s, s->op.arrived)->fingerprint == w->call.fingerprint;
+    dtr_status status = pair ? pair_mismatch(g, s, w, limit) : group_mismatch(g, s, w, limit);
+    reveal(g, s->control, s->op.n, status, dtr_last_error_message());
+    s->agreed_break = true;
+    return status;
 }
 
 /* ---- ranks that have not come ---- */

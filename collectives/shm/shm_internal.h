@@ -55,8 +55,9 @@ typedef struct dtr__shm_rank {
 
 /* The control block, in the arena of group rank 0. */
 typedef struct dtr__shm_control {
-    _Alignas(64) _Atomic uint64_t broken; /* 0, 1 while the text is written, 2 */
-    int32_t status, origin;               /* group rank */
+    _Alignas(64) _Atomic uint64_t
+        broken;             /* 0, or operation << 2 | 1 while the text is written, 2 when it is */
+    int32_t status, origin; /* group rank */
     char text[1024];
     _Alignas(64) dtr__shm_rank rank[];
 } dtr__shm_control;
@@ -107,6 +108,9 @@ typedef struct dtr__shm_state {
 static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {
     return n << 20 | (chunk + 1);
 }
+static inline uint64_t dtr__shm_break(uint64_t n, int how) {
+    return n << 2 | (uint64_t)how;
+}
 #define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
 
 static inline dtr__shm_post *dtr__shm_post_of(const dtr__shm_state *s, int rank) {
@@ -133,11 +137,15 @@ bool dtr__shm_gives(const dtr_group *g, const dtr__call *c,
 bool dtr__shm_reads(const dtr_group *g, const dtr__call *c,
                     int rank); /* does it read from others? */
 
+/* shm_pull.c: bytes that rank `r` shows for this one. */
+size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
+
 /* shm_pull.c: begin an operation, move what can be moved now (*done when this rank's part is
  * complete), forget it. */
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
 dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
 void dtr__shm_end(dtr__shm_state *s);
+void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
 /* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
  * slice is complete. */

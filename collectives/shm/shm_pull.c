@@ -195,26 +195,37 @@ static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     return true;
 }
 
+/* In a broken group, for whoever compares: what the call is, no data. */
+void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    if (s->op.phase <= DTR__SHM_POST) {
+        dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+        describe(post, c);
+        post->mode = DTR__SHM_NOTHING;
+        show(post, dtr__shm_mark(s->op.n, 0));
+    }
+}
+
 /* ---- arrive ---- */
+
+size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    if (c->kind == DTR__K_GATHERV) {
+        return post->count_in * s->op.size;
+    }
+    if (c->kind != DTR__K_SCATTERV && c->kind != DTR__K_ALLTOALLV) {
+        return dtr__shm_wanted(g, c, r);
+    }
+    if (post->mode == DTR__SHM_NOTHING) {
+        return 0;
+    }
+    const uint64_t *row = s->tables[r] + (s->op.n & 1) * (size_t)(g->size + 1);
+    return row[g->rank + 1] - row[g->rank];
+}
 
 /* Counts that each side knows for itself, compared here. */
 static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
-    const dtr__shm_post *post = dtr__shm_post_of(s, r);
-    size_t wanted = dtr__shm_wanted(g, c, r), size = s->op.size;
-    if (r == g->rank || !dtr__shm_reads(g, c, g->rank) || !dtr__shm_gives(g, c, r)) {
-        return true;
-    }
-    if (c->kind == DTR__K_GATHERV) {
-        return post->count_in * size == wanted;
-    }
-    if (c->kind != DTR__K_SCATTERV && c->kind != DTR__K_ALLTOALLV) {
-        return true;
-    }
-    if (post->mode == DTR__SHM_NOTHING) {
-        return wanted == 0;
-    }
-    const uint64_t *row = s->tables[r] + (s->op.n & 1) * (size_t)(g->size + 1);
-    return row[g->rank + 1] - row[g->rank] == wanted;
+    return r == g->rank || !dtr__shm_reads(g, c, g->rank) || !dtr__shm_gives(g, c, r) ||
+           dtr__shm_given(g, s, c, r) == dtr__shm_wanted(g, c, r);
 }
 
 static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all) {
@@ -445,7 +456,8 @@ void dtr__shm_end(dtr__shm_state *s) {
 }
 
 dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
-    if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0) {
+    uint64_t broken = atomic_load_explicit(&s->control->broken, memory_order_acquire);
+    if (broken != 0 && s->op.n >= broken >> 2) { /* earlier ones can still be finished */
         return dtr__shm_broken(g, s, w);
     }
     return move(g, s, w, done);

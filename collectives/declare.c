@@ -1,0 +1,167 @@
+/* What each rank says of an operation, and the message for ranks that do not say the same. */
+#include "declare.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "coll_check.h"
+
+enum { DETAIL = 2 }; /* of off, info, detail */
+
+bool dtr__at_detail(const dtr_world *w) {
+    return dtr__opt_number(&w->options, DTR__OPT_DEBUG) == DETAIL;
+}
+
+/* Elements that only giver and taker know. */
+static void declare_pair(const dtr_work *w, int to, dtr__declaration *d) {
+    const dtr__call *c = &w->call;
+    int me = w->group->rank;
+    switch (c->kind) {
+    case DTR__K_ALLTOALLV:
+        d->gives = c->in_counts[to];
+        d->takes = c->out_counts[to];
+        break;
+    case DTR__K_GATHERV:
+        d->gives = to == c->root ? c->in_count : 0;
+        d->takes = me == c->root ? c->out_counts[to] : 0;
+        break;
+    case DTR__K_SCATTERV:
+        d->gives = me == c->root ? c->in_counts[to] : 0;
+        d->takes = to == c->root ? c->out_count : 0;
+        break;
+    default:
+        break;
+    }
+}
+
+void dtr__declare(const dtr_work *w, int to, dtr__declaration *d) {
+    const dtr__call *c = &w->call;
+    *d = (dtr__declaration){ .fingerprint = c->fingerprint,
+                             .count_in = c->in_count,
+                             .count_out = c->out_count,
+                             .kind = (int32_t)c->kind,
+                             .dtype = (int32_t)c->dtype,
+                             .op = (int32_t)c->op,
+                             .root = c->root };
+    declare_pair(w, to, d);
+    (void)dtr__call_site_text(c, d->site, sizeof d->site);
+}
+
+/* ---- ranks disagree ---- */
+
+typedef struct field {
+    const char *name;
+    uint64_t (*value)(const dtr__declaration *d);
+    const char *(*word)(uint64_t value); /* NULL: a number */
+} field;
+
+static uint64_t kind_of(const dtr__declaration *d) {
+    return (uint64_t)d->kind;
+}
+static uint64_t dtype_value(const dtr__declaration *d) {
+    return (uint64_t)d->dtype;
+}
+static uint64_t op_of(const dtr__declaration *d) {
+    return (uint64_t)d->op;
+}
+static uint64_t root_of(const dtr__declaration *d) {
+    return (uint64_t)d->root;
+}
+/* The count that must agree; 0 where none must. Asked of equal kinds only. */
+static uint64_t count_of(const dtr__declaration *d) {
+    dtr__agreed agreed = dtr__rules[d->kind].agreed;
+    return agreed == AGREE_IN ? d->count_in : agreed == AGREE_OUT ? d->count_out : 0;
+}
+static uint64_t rest_of(const dtr__declaration *d) {
+    return d->fingerprint;
+}
+static const char *kind_word(uint64_t v) {
+    return dtr__kind_name((dtr__kind)v);
+}
+static const char *dtype_word(uint64_t v) {
+    return dtr_dtype_name((dtr_dtype)v);
+}
+static const char *op_word(uint64_t v) {
+    return dtr__op_name((dtr_op)v);
+}
+
+static const field fields[] = {
+    { "kind", kind_of, kind_word }, { "dtype", dtype_value, dtype_word },
+    { "op", op_of, op_word },       { "root", root_of, NULL },
+    { "count", count_of, NULL },    { "counts, device or internal tag", rest_of, NULL }
+};
+
+/* The first rank with the value most ranks have. */
+static int majority(const dtr__declaration *all, int n, const field *f) {
+    int best = 0, who = 0;
+    for (int i = 0; i < n; i++) {
+        int votes = 0;
+        for (int j = 0; j < n; j++) {
+            votes += f->value(&all[j]) == f->value(&all[i]);
+        }
+        if (votes > best) {
+            best = votes;
+            who = i;
+        }
+    }
+    return who;
+}
+
+/* "rank 1, rank 3" into `text`; returns the first, -1 when all agree with `most`. */
+static int list_odd(const dtr__declaration *all, int n, const field *f, int most, char *text,
+                    size_t cap) {
+    int first = -1;
+    size_t at = 0;
+    for (int r = 0; r < n; r++) {
+        if (f->value(&all[r]) != f->value(&all[most])) {
+            first = first < 0 ? r : first;
+            at += at < cap
+                      ? (size_t)snprintf(text + at, cap - at, "%srank %d", at > 0 ? ", " : "", r)
+                      : 0;
+        }
+    }
+    return first;
+}
+
+static const char *say(const field *f, const dtr__declaration *d, char *text, size_t cap) {
+    if (f->word != NULL) {
+        snprintf(text, cap, "%s", f->word(f->value(d)));
+    } else {
+        snprintf(text, cap, f->value == rest_of ? "fingerprint %llx" : "%llu",
+                 (unsigned long long)f->value(d));
+    }
+    return text;
+}
+
+dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all) {
+    const dtr_group *g = w->group;
+    const field *f = fields;
+    char most_text[64], odd_text[64], ranks[256], title[256];
+    int most = majority(all, g->size, f), odd;
+    while ((odd = list_odd(all, g->size, f, most, ranks, sizeof ranks)) < 0 &&
+           f + 1 < fields + sizeof fields / sizeof fields[0]) {
+        f++;
+        most = majority(all, g->size, f);
+    }
+    dtr__error_context ctx = dtr__work_context(w);
+    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
+                    "ranks of group '%s' disagree on the %s of %s: most have %s (rank %d, called "
+                    "at %s), but %s %s %s (called at %s). No data was moved. Here: %s",
+                    g->name, f->name, dtr__kind_name((dtr__kind)all[most].kind),
+                    say(f, &all[most], most_text, sizeof most_text), most, all[most].site, ranks,
+                    strchr(ranks, ',') != NULL ? "have" : "has",
+                    odd < 0 ? "?" : say(f, &all[odd], odd_text, sizeof odd_text),
+                    odd < 0 ? "?" : all[odd].site, dtr__work_title(w, title, sizeof title));
+}
+
+dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
+                                  const dtr__declaration *mine) {
+    char title[256];
+    dtr__error_context ctx = dtr__work_context(w);
+    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
+                    "rank %d gives %llu elements (called at %s) where rank %d takes %llu (called "
+                    "at %s) in %s. No data was moved",
+                    peer, (unsigned long long)theirs->gives, theirs->site, w->group->rank,
+                    (unsigned long long)mine->takes, mine->site,
+                    dtr__work_title(w, title, sizeof title));
+}

@@ -1,0 +1,32 @@
+/* What each rank says of an operation, and the message for ranks that do not say the same. The
+ * backends differ in how and when they compare; the answer reads alike. */
+#ifndef DTR_DECLARE_H
+#define DTR_DECLARE_H
+
+#include "coll_internal.h"
+
+typedef struct dtr__declaration {
+    uint64_t fingerprint;
+    uint64_t count_in, count_out;
+    uint64_t gives, takes; /* elements to and from the rank it is made for, where only the two know;
+                              else 0 */
+    int32_t kind, dtype, op, root;
+    char site[120]; /* of the call */
+} dtr__declaration;
+
+/* Is the world at DTR_DEBUG=detail, where all compare before data moves? */
+bool dtr__at_detail(const dtr_world *w);
+
+/* What this rank says of `w` to group rank `to`. */
+void dtr__declare(const dtr_work *w, int to, dtr__declaration *d);
+
+/* DTR_ERR_MISMATCH as this thread's last error: which field, what most ranks have and which do not,
+ * and where both called from. `all` has one declaration per rank and not all fingerprints are
+ * equal; in a tie the lowest rank counts as the majority. */
+dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all);
+
+/* The same for one pair: `peer` gives `given` elements where this rank takes `taken`. */
+dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
+                                  const dtr__declaration *mine);
+
+#endif /* DTR_DECLARE_H */
