@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,9 +77,31 @@ void th_note(const char *file, int line, const char *fmt, ...) {
     va_end(args);
 }
 
+/* MPI's own waits may spin, which starves the others where ranks outnumber cores. */
+static void finish(MPI_Request request) {
+    int done = 0;
+    for (int n = 0;; n++) {
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (done) {
+            return;
+        }
+        if (n < 20) {
+            sched_yield();
+        } else {
+            th_sleep(0.0002);
+        }
+    }
+}
+
+static void reduce(const void *mine, void *all, MPI_Datatype type, MPI_Op op) {
+    MPI_Request request;
+    MPI_Iallreduce(mine, all, 1, type, op, th.comm, &request);
+    finish(request);
+}
+
 void th_agree(const char *file, int line) {
     int mine = th.failed_here ? th.rank : th.size, lowest = th.size;
-    MPI_Allreduce(&mine, &lowest, 1, MPI_INT, MPI_MIN, th.comm);
+    reduce(&mine, &lowest, MPI_INT, MPI_MIN);
     if (lowest == th.size) {
         return;
     }
@@ -103,11 +126,15 @@ void th_message_has(const char *file, int line, const char *word) {
 }
 
 void th_barrier(void) {
-    MPI_Barrier(th.comm);
+    MPI_Request request;
+    MPI_Ibarrier(th.comm, &request);
+    finish(request);
 }
 
 void th_gather_u64(uint64_t mine, uint64_t *all) {
-    MPI_Allgather(&mine, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, th.comm);
+    MPI_Request request;
+    MPI_Iallgather(&mine, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, th.comm, &request);
+    finish(request);
 }
 
 double th_now(void) {
@@ -118,13 +145,13 @@ double th_now(void) {
 
 double th_latest(double mine) {
     double latest = mine;
-    MPI_Allreduce(&mine, &latest, 1, MPI_DOUBLE, MPI_MAX, th.comm);
+    reduce(&mine, &latest, MPI_DOUBLE, MPI_MAX);
     return latest;
 }
 
 bool th_patience(double *limit_s) {
     int mine = th.failed_here, any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, th.comm);
+    reduce(&mine, &any, MPI_INT, MPI_MAX);
     if (any == 0 || *limit_s >= 8) {
         return false;
     }
@@ -266,7 +293,7 @@ static int run(Suite *s) {
     /* Verdicts are agreed, so one rank's report tells the whole story. */
     srunner_run_all(runner, th.rank == 0 ? CK_NORMAL : CK_SILENT);
     int failed = srunner_ntests_failed(runner), worst = 0;
-    MPI_Allreduce(&failed, &worst, 1, MPI_INT, MPI_MAX, th.comm);
+    reduce(&failed, &worst, MPI_INT, MPI_MAX);
     if (th.rank == 0) {
         printf("ranks: %d, MPI thread level: %s, tests run: %d, skipped: %d, failed: %d\n", th.size,
                th_thread_level(), srunner_ntests_run(runner), th.skipped, worst);

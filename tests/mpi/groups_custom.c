@@ -224,8 +224,8 @@ START_TEST(BKD2_cancel_and_failure) {
     th_barrier(); /* the first limit ends the group for all */
     TH_IS(dtr_work_wait(work, 0.2), DTR_ERR_TIMEOUT);
     TH_IS(dtr_work_release(work), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK); /* a waiter may leave before the cancel */
     TH_CHECK(toy.cancelled == 1, "cancelled %d times", toy.cancelled);
-    TH_IS(dtr_group_destroy(g), DTR_OK);
     g = toy_group(w, "toy");
     dtr_status s =
         dtr_allreduce(g, dtr_cpu(&x, 1, DTR_I32), dtr_cpu(&x, 1, DTR_I32), DTR_MIN, NULL, NULL);
