@@ -1,6 +1,7 @@
 /* One program for all faults: fault CASE FOLDER. Every rank that gets to judge writes what it saw
  * to FOLDER/rankN: a line per call, "NAME STATUS MESSAGE". tests/fault/run.py starts it and judges.
  */
+#include <mpi.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <dtr/coll.h>
+#include <dtr/work.h>
 #include <dtr/world.h>
 
 enum { WARM = 20, N = 1000 };
@@ -63,11 +65,21 @@ static void healthy(void) {
 }
 
 static void slow(void) {
-    for (int i = 0; i < 30; i++) {
-        if (rank == victim) {
-            nap(0.02);
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "slow" };
+    dtr_buffer buf = dtr_cpu(data, N, DTR_F32);
+    for (int i = 0; i < 60; i++) {
+        dtr_work *w = NULL;
+        if (rank != victim) {
+            (void)dtr_allreduce(group, buf, buf, DTR_MAX, &o, &w);
         }
-        (void)allreduce("slow", 0);
+        MPI_Barrier(MPI_COMM_WORLD); /* the victim is last however the others are held up */
+        if (rank == victim) {
+            nap(0.01);
+            (void)dtr_allreduce(group, buf, buf, DTR_MAX, &o, NULL);
+        } else {
+            (void)dtr_work_wait(w, -1);
+            (void)dtr_work_release(w);
+        }
     }
     note("allreduce", DTR_OK);
 }
