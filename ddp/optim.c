@@ -235,3 +235,24 @@ dtr_status dtr_optim_state(const dtr_optim *o, size_t k, dtr_zero_state *state) 
     *state = o->states[k];
     return DTR_OK;
 }
+
+/* ---- files ---- */
+
+static dtr_status check_sharded(const dtr_optim *o, const char *entry) {
+    DTR_TRY(dtr__optim_check(o, entry));
+    DTR_REQUIRE(o->zero != NULL, NULL, DTR_ERR_UNSUPPORTED,
+                "%s: the state is whole; write the arrays of dtr_optim_state with "
+                "dtr_safetensors_save",
+                entry);
+    return DTR_OK;
+}
+
+dtr_status dtr_optim_save(dtr_optim *o, const char *path) {
+    DTR_TRY(check_sharded(o, "dtr_optim_save"));
+    return dtr_zero_save(o->zero, path, o->states, o->n_states, o->steps);
+}
+
+dtr_status dtr_optim_load(dtr_optim *o, const char *path) {
+    DTR_TRY(check_sharded(o, "dtr_optim_load"));
+    return dtr_zero_load(o->zero, path, o->states, o->n_states, &o->steps);
+}

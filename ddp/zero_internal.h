@@ -70,6 +70,8 @@ dtr_status dtr__zero_gather(dtr_zero *z, size_t b);
  * left as they are. */
 dtr_status dtr__zero_take(dtr_zero *z, size_t b, bool drop);
 dtr_status dtr__zero_take_all(dtr_zero *z, bool drop);
+/* Bucket memory was overwritten: there are no gradients. */
+void dtr__zero_used_up(dtr_zero *z);
 /* Own slice of a bucket's parameters into packed memory, padding zero. */
 void dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to);
 

@@ -205,6 +205,14 @@ static dtr_status update(dtr_zero *z, size_t b, dtr_zero_update fn, void *state)
     return s;
 }
 
+void dtr__zero_used_up(dtr_zero *z) {
+    z->due = false;
+    for (size_t k = 0; k < z->ddp->n_trainable; k++) {
+        dtr__ddp_param *p = &z->ddp->params[z->ddp->trainable[k]];
+        atomic_store(&p->defined, p->bucket == DTR__NONE && atomic_load(&p->defined));
+    }
+}
+
 /* ---- the step ---- */
 
 /* Every rank launches every bucket, whatever its own update said. */
@@ -262,11 +270,7 @@ dtr_status dtr_zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
         atomic_store(&z->ddp->state, DTR__DDP_IDLE);
         return s;
     }
-    z->due = false;
     s = step(z, fn, state);
-    for (size_t k = 0; k < z->ddp->n_trainable; k++) {
-        dtr__ddp_param *p = &z->ddp->params[z->ddp->trainable[k]];
-        atomic_store(&p->defined, p->bucket == DTR__NONE && atomic_load(&p->defined));
-    }
+    dtr__zero_used_up(z);
     return dtr__zero_end(z, s);
 }

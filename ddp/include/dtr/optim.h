@@ -112,6 +112,23 @@ DTR_API size_t dtr_optim_n_states(const dtr_optim *optim);
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_set_steps(dtr_optim *optim, uint64_t steps);
 
+/** Write parameters, state and number of steps of a sharded optimizer: dtr_zero_save.
+ *  @collective all members, between iterations, with the same path
+ *  @blocking   until all files are on disk
+ *  @gpu        no
+ *  @errors     DTR_ERR_UNSUPPORTED (the state is not sharded: dtr_safetensors_save writes its
+ * arrays); those of dtr_zero_save
+ *  @since 0.1 */
+DTR_API dtr_status dtr_optim_save(dtr_optim *optim, const char *path);
+
+/** Read what dtr_optim_save wrote, at any number of ranks: dtr_zero_load.
+ *  @collective all members, between iterations, with the same path
+ *  @blocking   until the parameters are here
+ *  @gpu        no
+ *  @errors     DTR_ERR_UNSUPPORTED (the state is not sharded); those of dtr_zero_load
+ *  @since 0.1 */
+DTR_API dtr_status dtr_optim_load(dtr_optim *optim, const char *path);
+
 /** Free an optimizer. NULL is DTR_OK.
  *  @collective no
  *  @blocking   no

@@ -95,6 +95,56 @@ typedef struct dtr_zero_state {
     dtr_buffer data;       /* dtr_zero_shard_count(zero, param_dtype) elements of any type */
 } dtr_zero_state;
 
+/** Write a checkpoint: `path` is its index, in JSON, and beside it every rank writes one
+ * safetensors file with its slices of the parameters and of the states, all at once. A checkpoint
+ * of the same name is replaced: until the new index is there the old one stays whole, and its files
+ * are removed afterwards. `step` is kept for the reader. Parameters that are frozen or in no bucket
+ * are not written.
+ *  @collective all members, between iterations, with the same path, step and states; one file
+ * system
+ *  @blocking   until all files are on disk
+ *  @gpu        no
+ *  @errors     agreed: DTR_ERR_ARG, DTR_ERR_SHAPE, DTR_ERR_DTYPE (a state), DTR_ERR_MISMATCH
+ * (arguments differ), DTR_ERR_IO (naming rank and file; nothing new is left behind unless a rank
+ * was lost), DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere, DTR_ERR_UNSUPPORTED (built without
+ * jansson). Local: DTR_ERR_STATE
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_save(dtr_zero *zero, const char *path, const dtr_zero_state *states,
+                                 size_t n, uint64_t step);
+
+/** Read a checkpoint of any number of ranks into the parameters of all ranks and the states of
+ * this one; gradients count as undefined afterwards. On failure nothing has changed. States of the
+ * checkpoint that are not asked for are left out. `step` may be NULL.
+ *  @collective all members, between iterations; every rank reads
+ *  @blocking   until the parameters are here
+ *  @gpu        no
+ *  @errors     agreed: as dtr_zero_save; DTR_ERR_IO (naming a file that is missing, cut or
+ * damaged), DTR_ERR_MISMATCH (a parameter or state of another type or shape, or not there)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_load(dtr_zero *zero, const char *path, const dtr_zero_state *states,
+                                 size_t n, uint64_t *step);
+
+/** Make a sharded state whole: full[i] gets the state of parameter i on every rank. Entries that
+ * are NULL, and parameters of other types than state->param_dtype, are left alone. A portable form
+ * for files of one's own.
+ *  @collective all members, between iterations
+ *  @blocking   until gathered
+ *  @gpu        no
+ *  @errors     agreed: DTR_ERR_ARG (NULL, n is not the number of parameters), DTR_ERR_SHAPE,
+ * DTR_ERR_DTYPE, DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere. Local: DTR_ERR_STATE
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_gather(dtr_zero *zero, const dtr_zero_state *state,
+                                   dtr_tensor *const *full, size_t n);
+
+/** The reverse of dtr_zero_gather: take this rank's elements out of whole tensors.
+ *  @collective no
+ *  @blocking   no
+ *  @gpu        no
+ *  @errors     as dtr_zero_gather, local
+ *  @since 0.1 */
+DTR_API dtr_status dtr_zero_slice(dtr_zero *zero, dtr_tensor *const *full, size_t n,
+                                  const dtr_zero_state *state);
+
 /** Give the module back to plain averaging. Parameters on their way are waited for. Also legal
  * after the module or the world has gone. NULL is DTR_OK.
  *  @collective all members, between iterations
