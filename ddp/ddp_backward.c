@@ -119,7 +119,14 @@ dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i) {
     return DTR_OK;
 }
 
+static bool is_trigger(const dtr_ddp *ddp, const dtr__ddp_param *p) {
+    return ddp->delayed.n > 0 && p == &ddp->params[ddp->delayed.trigger];
+}
+
 static void count_ready(dtr_ddp *ddp, dtr__ddp_param *p) {
+    if (is_trigger(ddp, p)) {
+        dtr__ddp_delayed_launch(ddp);
+    }
     if (atomic_fetch_sub_explicit(&ddp->buckets[p->bucket].pending, 1, memory_order_acq_rel) == 1) {
         dtr__ddp_launch(ddp, false);
     }
@@ -178,11 +185,27 @@ static dtr_status ready_counted(dtr_ddp *ddp, size_t i) {
     return s;
 }
 
+/* The trigger, where it is delayed itself: it stands for all of them. */
+static dtr_status ready_trigger(dtr_ddp *ddp, size_t i) {
+    uint32_t mark = DTR__MARK_OPEN;
+    if (!atomic_compare_exchange_strong(&ddp->params[i].mark, &mark, DTR__MARK_READY)) {
+        return not_open(ddp, i, mark);
+    }
+    dtr__ddp_delayed_launch(ddp);
+    return DTR_OK;
+}
+
 static dtr_status ready(dtr_ddp *ddp, size_t i, int state) {
     dtr__ddp_param *p = &ddp->params[i];
+    if (p->delayed && state != DTR__DDP_LOCAL) {
+        return ready_trigger(ddp, i);
+    }
     if (state == DTR__DDP_LOCAL) {
         atomic_store(&p->used, true);
         atomic_store(&p->defined, true);
+        if (is_trigger(ddp, p)) {
+            dtr__ddp_delayed_define(ddp);
+        }
         return DTR_OK;
     }
     if (ddp->mode == DTR__MODE_LEARN || ddp->mode == DTR__MODE_LATE) {
@@ -195,8 +218,12 @@ static dtr_status ready(dtr_ddp *ddp, size_t i, int state) {
 
 /* ---- the call ---- */
 
+const char *dtr__ddp_why_no_grad(const dtr__ddp_param *p) {
+    return p->flags & DTR_PARAM_IGNORED ? "ignored" : p->delayed ? "delayed" : "frozen";
+}
+
 /* M1. A shared parameter stands for its first entry. */
-dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i) {
+static dtr_status find(dtr_ddp *ddp, const char *where, size_t *i, bool delayed_too) {
     dtr__error_context ctx = { .world = ddp->world, .operation = where, .group = ddp->group->name };
     if (*i >= ddp->n) {
         return dtr__ddp_failed(ddp, DTR_FAIL(&ctx, DTR_ERR_ARG,
@@ -204,14 +231,23 @@ dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i) 
                                              where, *i, ddp->n));
     }
     size_t first = ddp->params[*i].same_as;
-    if (!ddp->params[first].trainable) {
+    const dtr__ddp_param *p = &ddp->params[first];
+    if (!p->trainable && !(p->delayed && delayed_too)) {
         return dtr__ddp_failed(
-            ddp, DTR_FAIL(&ctx, DTR_ERR_ARG, "%s: parameter '%s' (%zu) is %s and has no gradient",
-                          where, ddp->params[*i].name, *i,
-                          ddp->params[*i].flags & DTR_PARAM_IGNORED ? "ignored" : "frozen"));
+            ddp, DTR_FAIL(&ctx, DTR_ERR_ARG, "%s: parameter '%s' (%zu) is %s and has no gradient%s",
+                          where, ddp->params[*i].name, *i, dtr__ddp_why_no_grad(p),
+                          p->delayed ? " of its own there: report the trigger" : ""));
     }
     *i = first;
     return DTR_OK;
+}
+
+dtr_status dtr__ddp_grad_index(dtr_ddp *ddp, const char *where, size_t *i) {
+    return find(ddp, where, i, true);
+}
+
+dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i) {
+    return find(ddp, where, i, false);
 }
 
 /* Counts the caller in while the backward pass is open; opens it when it is not. */
@@ -237,7 +273,8 @@ static dtr_status enter(dtr_ddp *ddp, int *state) {
 dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
     (void)stream; /* host memory is ready when the call is made */
     DTR_TRY(dtr__ddp_check(ddp, entry));
-    DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
+    bool trigger = i < ddp->n && is_trigger(ddp, &ddp->params[ddp->params[i].same_as]);
+    DTR_TRY(find(ddp, entry, &i, trigger));
     int state;
     DTR_TRY(enter(ddp, &state));
     dtr_status s = ready(ddp, i, state);

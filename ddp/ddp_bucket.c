@@ -240,8 +240,7 @@ void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *l) {
     dtr__ddp_layout_free(l);
 }
 
-/* A view whose handle somebody else still holds moves to memory of its own. */
-static void leave_bucket(dtr__ddp_param *p) {
+void dtr__ddp_leave_bucket(dtr__ddp_param *p) {
     dtr_tensor *grad = atomic_load(&p->grad), *own = NULL;
     if (p->parked != NULL) {
         own = dtr_tensor_retain(p->parked);
@@ -258,7 +257,7 @@ void dtr__ddp_layout_drop(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
         if (ddp->set.view && atomic_load(&p->grad) != NULL) {
-            leave_bucket(p);
+            dtr__ddp_leave_bucket(p);
             dtr_tensor_release(atomic_exchange(&p->grad, NULL));
         }
         dtr_tensor_release(take(&p->slot));

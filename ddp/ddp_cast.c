@@ -17,7 +17,7 @@ static bool has_cast(const dtr_ddp *ddp, const dtr__ddp_param *p) {
 dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp) {
     for (size_t i = 0; i < ddp->n; i++) {
         dtr__ddp_param *p = &ddp->params[i];
-        if (p->trainable && !p->sparse && has_cast(ddp, p)) {
+        if ((p->trainable || p->delayed) && !p->sparse && has_cast(ddp, p)) {
             DTR_TRY(dtr__ddp_grad_make(p, p->value->dtype, &p->full));
         }
     }
@@ -142,7 +142,7 @@ dtr_tensor *dtr_ddp_param(dtr_ddp *ddp, size_t i, void *stream) {
 
 dtr_tensor *dtr_ddp_full_grad(dtr_ddp *ddp, size_t i) {
     static const char entry[] = "dtr_ddp_full_grad";
-    if (dtr__ddp_check(ddp, entry) < 0 || dtr__ddp_trainable_index(ddp, entry, &i) < 0) {
+    if (dtr__ddp_check(ddp, entry) < 0 || dtr__ddp_grad_index(ddp, entry, &i) < 0) {
         return NULL;
     }
     return ddp->params[i].full != NULL ? ddp->params[i].full : dtr_ddp_grad(ddp, i);

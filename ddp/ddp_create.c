@@ -59,6 +59,7 @@ static void module_free(dtr_ddp *ddp) {
 static void drop_contents(dtr_ddp *ddp) {
     dtr__ddp_cast_drop(ddp);
     dtr__ddp_layout_drop(ddp);
+    dtr__ddp_delayed_drop(ddp);
     dtr_plan_free(ddp->plan);
     ddp->plan = NULL;
     dtr__ddp_params_free(ddp);
@@ -77,7 +78,7 @@ static void drop_contents(dtr_ddp *ddp) {
 /* First plan: reverse registration order, so that the first iteration overlaps already (A0). */
 static dtr_status first_layout(dtr_ddp *ddp) {
     size_t n = ddp->n_trainable;
-    size_t *order = malloc(n * sizeof *order);
+    size_t *order = malloc((n + 1) * sizeof *order);
     DTR_REQUIRE(order != NULL, NULL, DTR_ERR_NOMEM, "no memory to plan %zu parameters", n);
     for (size_t k = 0; k < n; k++) {
         order[k] = ddp->trainable[n - 1 - k];
@@ -95,7 +96,7 @@ static dtr_status first_layout(dtr_ddp *ddp) {
 static dtr_status make_map(dtr_ddp *ddp) {
     const dtr_device cpu = { DTR_CPU, 0 };
     int64_t count = (int64_t)ddp->n_trainable;
-    ddp->order = calloc(ddp->n_trainable, sizeof ddp->order[0]);
+    ddp->order = calloc(ddp->n_trainable + 1, sizeof ddp->order[0]);
     DTR_REQUIRE(ddp->order != NULL, NULL, DTR_ERR_NOMEM, "no memory for an order of %zu parameters",
                 ddp->n_trainable);
     if (dtr_tensor_empty(ddp->world, DTR_I32, cpu, DTR_MEM_SHARED, 1, &count, &ddp->map_memory) <
@@ -140,10 +141,11 @@ static dtr_status prepare(dtr_ddp *ddp, const dtr_group *group, const dtr_param 
     DTR_TRY(dtr__ddp_params_read(ddp, params, n, &o));
     DTR_TRY(dtr__ddp_cast_prepare(ddp));
     DTR_TRY(first_layout(ddp));
+    DTR_TRY(dtr__ddp_delayed_prepare(ddp));
     DTR_TRY(make_map(ddp));
     DTR_TRY(make_sync_list(ddp));
     DTR_TRY(copy_backend(ddp, group));
-    ddp->rebuild_due = !ddp->set.find_unused;
+    ddp->rebuild_due = !ddp->set.find_unused && ddp->n_trainable > 0;
     return dtr__ddp_describe(ddp);
 }
 
@@ -189,11 +191,13 @@ static dtr_status connect(dtr_ddp *ddp, dtr_group *group, dtr_status mine) {
     dtr__ddp_label_buckets(ddp);
     DTR_TRY(dtr__ddp_verify(ddp, mine));
     dtr__ddp_group_adopt(ddp, group);
+    DTR_TRY(dtr__ddp_delayed_connect(ddp, &ddp->delayed.group));
     return initial_sync(ddp);
 }
 
 static void give_up(dtr_ddp *ddp) {
     dtr__error_copy *cause = dtr__error_save();
+    (void)dtr_group_destroy(ddp->delayed.group);
     if (ddp->group != NULL) {
         (void)dtr_group_destroy(ddp->group);
     }
@@ -249,6 +253,10 @@ static void end_backward(dtr_ddp *ddp) {
             ddp->buckets[b].work = NULL;
         }
     }
+    (void)dtr__ddp_delayed_wait(ddp);
+    if (ddp->delayed.group != NULL) {
+        (void)dtr_group_abort(ddp->delayed.group, reason);
+    }
     dtr__backoff pause = { 0 };
     while (atomic_load(&ddp->hook.callbacks) > 0 || atomic_load(&ddp->step.callbacks) > 0) {
         dtr__backoff_pause(ddp->world, &pause);
@@ -265,6 +273,9 @@ static dtr_status let_go(dtr_ddp *ddp) {
     (void)dtr__ddp_buffers_wait(ddp);
     dtr__ddp_hook_groups_free(ddp);
     dtr__ddp_hook_free(ddp);
+    (void)dtr__ddp_delayed_wait(ddp);
+    (void)dtr_group_destroy(ddp->delayed.group);
+    ddp->delayed.group = NULL;
     dtr_status s = dtr_group_destroy(ddp->group);
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
     ddp->group = NULL;
@@ -309,7 +320,7 @@ dtr_status dtr_ddp_destroy(dtr_ddp *ddp) {
 dtr_tensor *dtr_ddp_grad(dtr_ddp *ddp, size_t i) {
     static const char entry[] = "dtr_ddp_grad";
     dtr_tensor *grad = NULL;
-    if (dtr__ddp_check(ddp, entry) < 0 || dtr__ddp_trainable_index(ddp, entry, &i) < 0) {
+    if (dtr__ddp_check(ddp, entry) < 0 || dtr__ddp_grad_index(ddp, entry, &i) < 0) {
         return NULL;
     }
     dtr_status s =
@@ -339,12 +350,15 @@ dtr_status dtr_ddp_grad_clear(dtr_ddp *ddp, size_t i) {
         return dtr__ddp_refuse(ddp, entry, "the gradients are the library's until it has ended");
     }
     if (i != SIZE_MAX) {
-        DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
+        DTR_TRY(dtr__ddp_grad_index(ddp, entry, &i));
         atomic_store(&ddp->params[i].defined, false);
         return DTR_OK;
     }
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         atomic_store(&ddp->params[ddp->trainable[k]].defined, false);
+    }
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        atomic_store(&ddp->params[ddp->delayed.list[k]].defined, false);
     }
     return DTR_OK;
 }

@@ -428,6 +428,7 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
         step.bytes += ddp->buckets[b].sparse != NULL ? dtr__ddp_sparse_bytes(&ddp->buckets[b])
                                                      : ddp->buckets[b].nbytes;
     }
+    step.bytes += dtr__ddp_delayed_bytes(ddp);
     step.collectives = (size_t)(dtr__ddp_seq(ddp) - ddp->seq_begun);
     step.forward_s = ddp->it_forward ? seconds(ddp->t_forward_end - ddp->t_forward) : 0;
     step.backward_s = seconds(t_enter - ddp->t_backward);
@@ -500,9 +501,12 @@ static dtr_status finish_synced(dtr_ddp *ddp) {
         settle(ddp);
         make_gradients(ddp);
     }
+    dtr__ddp_delayed_settle(ddp);
     wait_buffers(ddp);
     bool bad = false;
     dtr_status s = reduce(ddp, &waited_ns);
+    dtr_status apart = dtr__ddp_delayed_wait(ddp);
+    s = s == DTR_OK ? apart : s;
     if (s == DTR_OK) {
         s = agreed(ddp, &bad);
     }
@@ -518,6 +522,7 @@ static dtr_status finish_synced(dtr_ddp *ddp) {
     if (!ddp->shadow) {
         dtr__ddp_step_rest(ddp);
         give_back(ddp);
+        dtr__ddp_delayed_give_back(ddp);
     }
     if (ddp->set.static_graph) {
         ddp->learned = true;

@@ -35,6 +35,10 @@ static void end_old(dtr_ddp *ddp, dtr_group *old) {
         }
     }
     dtr__ddp_hook_groups_free(ddp);
+    if (ddp->delayed.group != NULL) {
+        dtr__group_break(ddp->delayed.group, DTR_ERR_ABORTED);
+        (void)dtr_group_destroy(ddp->delayed.group);
+    }
     dtr__group_break(old, DTR_ERR_ABORTED);
     (void)dtr_group_destroy(old);
 }
@@ -69,6 +73,8 @@ static dtr_status move(dtr_ddp *ddp, dtr_group *group, const char *entry) {
     dtr_status s =
         backend != NULL ? DTR_OK : DTR_FAIL(&ctx, DTR_ERR_NOMEM, "%s: out of memory", entry);
     s = dtr__ddp_verify(ddp, s);
+    dtr_group *apart = NULL;
+    s = s == DTR_OK ? dtr__ddp_delayed_connect(ddp, &apart) : s;
     if (s < 0) {
         dtr__error_copy *cause = dtr__error_save();
         (void)dtr_group_destroy(fresh);
@@ -79,6 +85,7 @@ static dtr_status move(dtr_ddp *ddp, dtr_group *group, const char *entry) {
         return s;
     }
     end_old(ddp, old);
+    ddp->delayed.group = apart;
     dtr__ddp_group_adopt(ddp, group);
     forget(ddp);
     pthread_mutex_lock(&ddp->stats_lock);

@@ -91,7 +91,7 @@ uint64_t dtr__ddp_seq(const dtr_ddp *ddp) {
     for (int d = 0; d < DTR__HOOK_DEPTHS; d++) {
         seq += dtr_group_seq(ddp->hook.group[d]);
     }
-    return seq;
+    return seq + dtr_group_seq(ddp->delayed.group);
 }
 
 /* ---- groups ---- */

@@ -54,7 +54,8 @@ typedef struct dtr__ddp_param {
     dtr_tensor *value; /* retained; NULL for ignored ones */
     uint32_t flags;
     size_t same_as; /* first entry with the same memory, its own index when it is the first */
-    bool trainable; /* managed, not frozen, not an alias */
+    bool trainable; /* managed, not frozen, not delayed, not an alias */
+    bool delayed;   /* averaged apart; its slot is in a block of ddp->delayed */
     /* Gradient. The handle is made by the library or retained from the caller; `parked` is the
      * caller's own memory while a view has replaced it. */
     dtr_tensor *_Atomic grad; /* made under ddp->lock */
@@ -153,6 +154,15 @@ typedef struct dtr__ddp_stepper {
     bool failed;
 } dtr__ddp_stepper;
 
+/* Gradients of one type that are averaged apart from the buckets (ddp_delayed.c). */
+enum { DTR__FLATS = DTR_C128 + 1 };
+typedef struct dtr__ddp_flat {
+    dtr_dtype dtype;
+    size_t nbytes, padded;
+    dtr_tensor *memory;
+    dtr_work *work; /* written by who launches, then by backward_end */
+} dtr__ddp_flat;
+
 /* A rank's error in an iteration: the record that is exchanged. Fixed size, no padding. */
 typedef struct dtr__verdict {
     int32_t status; /* DTR_OK: none */
@@ -245,6 +255,17 @@ struct dtr_ddp {
     size_t it_unused_bytes;
     bool used_set_constant;
 
+    struct {
+        size_t n, *list; /* first entries, in the order given */
+        size_t trigger;  /* DTR__NONE: nothing is delayed */
+        size_t n_flat;
+        dtr__ddp_flat flat[DTR__FLATS];
+        dtr_group *group; /* own: its place among the buckets depends on the rank */
+        _Atomic bool launched;
+        dtr_status status; /* of launching; read by backward_end */
+        dtr__error_copy *error;
+    } delayed;
+
     dtr__ddp_hook hook;
     dtr__ddp_stepper step;
     dtr_zero *zero; /* NULL: not sharded; changes between iterations only */
@@ -327,6 +348,8 @@ void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *layout);
 void dtr__ddp_layout_free(dtr__ddp_layout *layout);
 /* Views go back into the caller's memory, the buckets lose the module's references. */
 void dtr__ddp_layout_drop(dtr_ddp *ddp);
+/* A view whose handle somebody else still holds moves to memory of its own. */
+void dtr__ddp_leave_bucket(dtr__ddp_param *p);
 void dtr__ddp_label_buckets(dtr_ddp *ddp);
 void dtr__ddp_copy_in(dtr__ddp_param *p);
 void dtr__ddp_copy_out(dtr__ddp_param *p);
@@ -366,6 +389,8 @@ void dtr__ddp_rearm(dtr_ddp *ddp);
 void dtr__ddp_launch(dtr_ddp *ddp, bool all);
 /* The index of a parameter that has a gradient, shared ones as their first entry, or
  * DTR_ERR_ARG. */
+const char *dtr__ddp_why_no_grad(const dtr__ddp_param *p);                  /* "frozen" */
+dtr_status dtr__ddp_grad_index(dtr_ddp *ddp, const char *where, size_t *i); /* delayed ones too */
 dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i);
 /* Put parameter i's gradient into its slot; failures are noted. */
 dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i);
@@ -377,6 +402,7 @@ enum {
     DTR__PART_SYNC = 0xfffd,
     DTR__PART_HOOK = 0xfffc,
     DTR__PART_JOIN = 0xfffb,
+    DTR__PART_DELAYED = 0xfff0,
     DTR__PART_ZERO = 0xfffa
 };
 uint64_t dtr__ddp_tag(const dtr_ddp *ddp, uint64_t part);
@@ -398,6 +424,26 @@ void dtr__ddp_sparse_take(dtr_ddp *ddp, dtr_ddp_bucket *b);
 size_t dtr__ddp_sparse_bytes(const dtr_ddp_bucket *b);
 void dtr__ddp_sparse_bucket_free(dtr_ddp_bucket *b);
 void dtr__ddp_sparse_rearm(dtr_ddp *ddp);
+
+/* ---- ddp_delayed.c ---- */
+/* Of create: the list, the blocks, the group. */
+dtr_status dtr__ddp_delayed_read(dtr_ddp *ddp, const dtr_ddp_options *o);
+dtr_status dtr__ddp_delayed_prepare(dtr_ddp *ddp);
+dtr_status dtr__ddp_delayed_connect(dtr_ddp *ddp, dtr_group **group);
+void dtr__ddp_delayed_drop(dtr_ddp *ddp);
+/* Of forward_end: gradients that were cleared start from zero. */
+void dtr__ddp_delayed_forward(dtr_ddp *ddp);
+/* All of them have a gradient: the trigger was reported in an iteration without sync. */
+void dtr__ddp_delayed_define(dtr_ddp *ddp);
+/* The trigger is ready; nothing the second time. Has it not been reported, and must be? */
+void dtr__ddp_delayed_launch(dtr_ddp *ddp);
+bool dtr__ddp_delayed_missing(const dtr_ddp *ddp);
+/* Of backward_end: before the rest is launched, at its end, after the verdict. */
+void dtr__ddp_delayed_settle(dtr_ddp *ddp);
+dtr_status dtr__ddp_delayed_wait(dtr_ddp *ddp);
+void dtr__ddp_delayed_give_back(dtr_ddp *ddp);
+void dtr__ddp_delayed_rearm(dtr_ddp *ddp);
+size_t dtr__ddp_delayed_bytes(const dtr_ddp *ddp);
 
 /* ---- ddp_finish.c ---- */
 void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i);

@@ -51,6 +51,10 @@ static size_t list_missing(const dtr_ddp *ddp, char *text, size_t cap) {
             dtr__text_add(&t, "%s'%s' (%zu)", n > 1 ? ", " : "", ddp->params[i].name, i);
         }
     }
+    if (dtr__ddp_delayed_missing(ddp) && n++ < NAMED) {
+        dtr__text_add(&t, "%s'%s' (%zu)", n > 1 ? ", " : "", ddp->params[ddp->delayed.trigger].name,
+                      ddp->delayed.trigger);
+    }
     if (n > NAMED) {
         dtr__text_add(&t, " and %zu more", n - NAMED);
     }
@@ -200,6 +204,7 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
         p->saved = DTR__NONE;
     }
     dtr__ddp_sparse_rearm(ddp);
+    dtr__ddp_delayed_rearm(ddp);
     dtr__ddp_hook_rearm(ddp);
     dtr__ddp_step_rearm(ddp);
     atomic_store(&ddp->stamps, 0);
@@ -287,7 +292,7 @@ static dtr_status check_list(dtr_ddp *ddp, const size_t *unused, size_t n, const
         DTR_REQUIRE(ddp->params[i].trainable, &ctx, DTR_ERR_ARG,
                     "%s: unused[%zu] is '%s' (%zu), which is %s and has no gradient anyway", entry,
                     k, ddp->params[unused[k]].name, unused[k],
-                    ddp->params[unused[k]].flags & DTR_PARAM_IGNORED ? "ignored" : "frozen");
+                    dtr__ddp_why_no_grad(&ddp->params[i]));
     }
     return DTR_OK;
 }
@@ -317,6 +322,9 @@ dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unus
     pthread_mutex_unlock(&ddp->lock);
     DTR_TRY(s);
     bool broken;
+    if (!ddp->it_eval) {
+        dtr__ddp_delayed_forward(ddp);
+    }
     s = dtr__ddp_buffers_sync(ddp, DTR_POST_FORWARD, &broken);
     if (ddp->it_eval) {
         dtr__ddp_cast_drop(ddp);

@@ -355,12 +355,13 @@ dtr_status dtr__ddp_params_read(dtr_ddp *ddp, const dtr_param *params, size_t n,
     DTR_TRY(check_unique(ddp->params, n, "parameter"));
     DTR_TRY(check_unique(ddp->buffers, o->n_buffers, "buffer"));
     DTR_TRY(find_aliases(ddp));
+    DTR_TRY(dtr__ddp_delayed_read(ddp, o));
     for (size_t i = 0; i < n; i++) {
         if (ddp->params[i].trainable) {
             ddp->trainable[ddp->n_trainable++] = i;
         }
     }
-    DTR_REQUIRE(ddp->n_trainable > 0, NULL, DTR_ERR_ARG,
+    DTR_REQUIRE(ddp->n_trainable + ddp->delayed.n > 0, NULL, DTR_ERR_ARG,
                 "none of the %zu parameters is trainable: there is nothing to average", n);
     return DTR_OK;
 }

@@ -21,14 +21,6 @@ static dtr_status check_lists(const dtr_ddp_options *o) {
     return DTR_OK;
 }
 
-/* What this version does not do yet. */
-static dtr_status check_supported(const dtr_ddp_options *o) {
-    const char *field = o->n_delayed > 0 ? "delayed" : NULL;
-    DTR_REQUIRE(field == NULL, NULL, DTR_ERR_UNSUPPORTED,
-                "dtr_ddp_options.%s is not supported by this version of the library", field);
-    return DTR_OK;
-}
-
 static dtr_status check_dtypes(const dtr_ddp_options *o) {
     DTR_REQUIRE(!o->has_param_dtype || dtr__ddp_is_float(o->param_dtype), NULL, DTR_ERR_DTYPE,
                 "param_dtype %s (%d) cannot stand for parameters: use a floating-point type",
@@ -83,7 +75,6 @@ dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options 
     DTR_REQUIRE(!o->skip_unused || o->static_graph, NULL, DTR_ERR_ARG,
                 "skip_unused needs static_graph: only then is the used set known for good");
     DTR_TRY(check_dtypes(o));
-    DTR_TRY(check_supported(o));
     DTR_TRY(make_limits(o, set));
     set->unused_asked = o->find_unused;
     set->find_unused = o->find_unused && !o->static_graph;

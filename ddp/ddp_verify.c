@@ -20,6 +20,7 @@ typedef enum option_id {
     O_REDUCE_DTYPE,
     O_PARAM_DTYPE,
     O_BUFFER_DTYPE,
+    O_DELAYED,
     O_COUNT
 } option_id;
 static const struct {
@@ -38,6 +39,7 @@ static const struct {
     [O_REDUCE_DTYPE] = { "reduce_dtype", OPT_DTYPE },
     [O_PARAM_DTYPE] = { "param_dtype", OPT_DTYPE },
     [O_BUFFER_DTYPE] = { "buffer_dtype", OPT_DTYPE },
+    [O_DELAYED] = { "delayed", OPT_HASH },
 };
 
 typedef struct record {
@@ -58,6 +60,11 @@ static void put_options(const dtr_ddp *ddp, uint64_t *option) {
     option[O_LIMITS] = set->n_limits == 2 ? 0 : h; /* two are named one by one */
     option[O_FIRST_LIMIT] = set->n_limits > 0 ? set->limits[0] : 0;
     option[O_LAST_LIMIT] = set->n_limits > 0 ? set->limits[set->n_limits - 1] : 0;
+    h = dtr__hash_u64(DTR__HASH_START, ddp->delayed.trigger);
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        h = dtr__hash_u64(h, ddp->delayed.list[k]);
+    }
+    option[O_DELAYED] = ddp->delayed.n == 0 ? 0 : h;
     option[O_FIND_UNUSED] = set->unused_asked;
     option[O_STATIC] = set->static_graph;
     option[O_SKIP_UNUSED] = set->skip_unused;
@@ -75,7 +82,7 @@ static const char *option_text(option_id id, uint64_t value, char *text, size_t 
     case OPT_DTYPE:
         return value == 0 ? "not set" : dtr_dtype_name((dtr_dtype)(value - 1));
     case OPT_HASH:
-        return value == 0 ? "two limits" : "another list";
+        return value != 0 ? "another list" : id == O_DELAYED ? "none" : "two limits";
     case OPT_NUMBER:
         break;
     }
@@ -126,7 +133,7 @@ static void describe(const dtr__ddp_param *p, char *text) {
     dtr__text_add(&t, "%s%s%s%s", p->flags & DTR_PARAM_FROZEN ? " frozen" : "",
                   p->flags & DTR_PARAM_IGNORED ? " ignored" : "",
                   p->flags & DTR_PARAM_SPARSE ? " sparse" : "",
-                  p->trainable || p->flags != 0 ? "" : " shared");
+                  p->trainable || p->delayed || p->flags != 0 ? "" : " shared");
 }
 
 /* ---- exchanges ---- */

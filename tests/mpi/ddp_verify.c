@@ -74,6 +74,25 @@ static void option_size(setup *s) {
 static void delayed_half(setup *s) {
     s->o.has_delayed_trigger = true;
 }
+static void delayed_range(setup *s) {
+    s->list[0] = N;
+    s->o.delayed = s->list;
+    s->o.n_delayed = 1;
+    s->o.has_delayed_trigger = true;
+}
+static void delayed_twice(setup *s) {
+    s->list[0] = s->list[1] = 1;
+    s->o.delayed = s->list;
+    s->o.n_delayed = 2;
+    s->o.has_delayed_trigger = true;
+}
+static void delayed_frozen(setup *s) {
+    s->params[0].flags = DTR_PARAM_FROZEN;
+    s->o.delayed = s->list;
+    s->o.n_delayed = 1;
+    s->o.has_delayed_trigger = true;
+    s->o.delayed_trigger = 1;
+}
 static void skip_alone(setup *s) {
     s->o.skip_unused = true;
 }
@@ -132,6 +151,9 @@ static const struct {
     { option_flag, DTR_ERR_ARG, "0x1000" },
     { option_size, DTR_ERR_ARG, "DTR_DDP_OPTIONS_INIT" },
     { delayed_half, DTR_ERR_ARG, "delayed" },
+    { delayed_range, DTR_ERR_ARG, "delayed[0] is 3" },
+    { delayed_twice, DTR_ERR_ARG, "'b' (1)" },
+    { delayed_frozen, DTR_ERR_ARG, "frozen" },
     { skip_alone, DTR_ERR_ARG, "skip_unused" },
     { view_cast, DTR_ERR_STATE, "grad_as_bucket_view" },
     { integer_reduce, DTR_ERR_DTYPE, "reduce_dtype" },
@@ -185,23 +207,6 @@ START_TEST(refused) {
     TH_OK(dtr_ddp_create(th_group(), s.params, N, &s.o, &ddp));
     TH_OK(dtr_ddp_destroy(ddp));
     free_setup(&s);
-}
-END_TEST
-
-/* Fields whose feature this version lacks are refused by name, never ignored. */
-START_TEST(unsupported) {
-    for (int k = 0; k < 1; k++) {
-        setup s = good_setup();
-        static const char *const words[] = { "delayed" };
-        s.o.delayed = s.list;
-        s.o.n_delayed = k == 0;
-        s.o.has_delayed_trigger = k == 0;
-        dtr_ddp *ddp = NULL;
-        TH_IS(dtr_ddp_create(th_group(), s.params, N, &s.o, &ddp), DTR_ERR_UNSUPPORTED);
-        TH_MESSAGE(words[k]);
-        TH_AGREE();
-        free_setup(&s);
-    }
 }
 END_TEST
 
@@ -259,6 +264,15 @@ static void one_buffer(setup *s) {
 static void no_buffers(setup *s) {
     s->o.no_broadcast_buffers = true;
 }
+static void other_delayed(setup *s) {
+    s->o.delayed = s->list;
+    s->o.n_delayed = 1;
+    s->o.has_delayed_trigger = true;
+    s->o.delayed_trigger = 1;
+}
+static void sparse_flag(setup *s) {
+    s->params[1].flags = DTR_PARAM_SPARSE;
+}
 
 static const struct {
     void (*change)(setup *s);
@@ -279,6 +293,8 @@ static const struct {
     { other_limits, { "option", "limits" } },
     { one_buffer, { "1", "buffers" } },
     { no_buffers, { "option no_broadcast_buffers", "true" } },
+    { other_delayed, { "option delayed", "another list" } },
+    { sparse_flag, { "parameter 1 differs", "sparse" } },
 };
 
 START_TEST(different) {
@@ -458,7 +474,6 @@ END_TEST
 static void make(Suite *suite) {
     TCase *tc = th_case(suite, "ddp verify", 100);
     th_add(tc, refused, 0, 0);
-    th_add(tc, unsupported, 0, 0);
     th_add(tc, different, 2, 0);
     th_add(tc, different_strides, 2, 0);
     th_add(tc, initial_sync, 0, 0);

@@ -63,7 +63,9 @@ typedef struct dtr_ddp_options {
     uint32_t flags;            /* DTR_DDP_... */
     const size_t *plan_limits; /* NULL: {first, cap}; the last repeats */
     size_t n_plan_limits;
-    const size_t *delayed; /* indices of parameters reduced apart, when the trigger is ready */
+    const size_t *delayed; /* parameters averaged apart from the buckets, as soon as the trigger,
+                              one of them or another, is ready; only the trigger is reported. Their
+                              gradients are moved into one block per type until destroy */
     size_t n_delayed, delayed_trigger;
     dtr_dtype param_dtype;  /* what compute reads (dtr_ddp_param) and writes gradients in */
     dtr_dtype buffer_dtype; /* floating-point buffers are cast to it at create; their tensors stay

@@ -1,0 +1,273 @@
+/* Parameters that are averaged apart from the buckets: their gradients lie in one block per type,
+ * which travels as soon as the trigger is ready. When that is depends on the rank, so the blocks
+ * have a group of their own. */
+#include <stdlib.h>
+
+#include "ddp_internal.h"
+#include "kernels/kernels.h"
+
+/* ---- create, local ---- */
+
+static dtr_status check_one(dtr_ddp *ddp, const char *what, size_t i, size_t *first) {
+    DTR_REQUIRE(i < ddp->n, NULL, DTR_ERR_ARG, "%s is %zu, but there are %zu parameters", what, i,
+                ddp->n);
+    *first = ddp->params[i].same_as;
+    const dtr__ddp_param *p = &ddp->params[*first];
+    DTR_REQUIRE((p->trainable || p->delayed) && !p->sparse, NULL, DTR_ERR_ARG,
+                "%s is '%s' (%zu), which is %s and has no gradient to delay", what,
+                ddp->params[i].name, i, p->sparse ? "sparse" : dtr__ddp_why_no_grad(p));
+    return DTR_OK;
+}
+
+dtr_status dtr__ddp_delayed_read(dtr_ddp *ddp, const dtr_ddp_options *o) {
+    char what[64];
+    ddp->delayed.trigger = DTR__NONE;
+    if (o->n_delayed == 0) {
+        return DTR_OK;
+    }
+    ddp->delayed.list = calloc(o->n_delayed, sizeof ddp->delayed.list[0]);
+    DTR_REQUIRE(ddp->delayed.list != NULL, NULL, DTR_ERR_NOMEM,
+                "no memory to list %zu delayed parameters", o->n_delayed);
+    for (size_t k = 0; k < o->n_delayed; k++) {
+        size_t i;
+        snprintf(what, sizeof what, "delayed[%zu]", k);
+        DTR_TRY(check_one(ddp, what, o->delayed[k], &i));
+        dtr__ddp_param *p = &ddp->params[i];
+        DTR_REQUIRE(!p->delayed, NULL, DTR_ERR_ARG,
+                    "%s is '%s' (%zu), which is in the list already", what, p->name, i);
+        p->delayed = true;
+        p->trainable = false;
+        ddp->delayed.list[ddp->delayed.n++] = i;
+    }
+    return check_one(ddp, "delayed_trigger", o->delayed_trigger, &ddp->delayed.trigger);
+}
+
+static dtr__ddp_flat *flat_of(dtr_ddp *ddp, dtr_dtype d) {
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        if (ddp->delayed.flat[k].dtype == d) {
+            return &ddp->delayed.flat[k];
+        }
+    }
+    dtr__ddp_flat *f = &ddp->delayed.flat[ddp->delayed.n_flat++];
+    f->dtype = d;
+    return f;
+}
+
+/* Sizes of the blocks, then their memory; node-shared where the node can. */
+static dtr_status make_flats(dtr_ddp *ddp) {
+    const dtr_device cpu = { DTR_CPU, 0 };
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        const dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
+        dtr_dtype d = dtr__ddp_grad_dtype(ddp, p);
+        dtr__ddp_flat *f = flat_of(ddp, d);
+        f->nbytes += p->value->numel * dtr_dtype_size(d);
+        f->padded += dtr__plan_round(p->value->numel * dtr_dtype_size(d));
+    }
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        dtr__ddp_flat *f = &ddp->delayed.flat[k];
+        int64_t count = (int64_t)(f->padded / dtr_dtype_size(f->dtype));
+        if (dtr_tensor_empty(ddp->world, f->dtype, cpu, DTR_MEM_SHARED, 1, &count, &f->memory) <
+            0) {
+            DTR_TRY(dtr_tensor_empty(ddp->world, f->dtype, cpu, DTR_MEM_DEFAULT, 1, &count,
+                                     &f->memory));
+        }
+        if (f->padded > 0) {
+            memset(f->memory->data, 0, f->padded);
+        }
+    }
+    return DTR_OK;
+}
+
+/* The slot of a gradient, and in the end the gradient itself: the caller's handle moves there. */
+static dtr_status make_view(dtr_ddp *ddp, dtr__ddp_param *p, size_t *at) {
+    const dtr__ddp_flat *f = flat_of(ddp, dtr__ddp_grad_dtype(ddp, p));
+    size_t size = dtr_dtype_size(f->dtype);
+    int64_t strides[DTR_MAX_NDIM];
+    dtr__ddp_dense_strides(p->value, strides);
+    DTR_TRY(dtr__tensor_view(f->memory, (ptrdiff_t)(*at / size), p->value->ndim, p->value->shape,
+                             strides, &p->slot));
+    *at += dtr__plan_round(p->value->numel * size);
+    dtr_tensor *grad = atomic_load(&p->grad);
+    if (grad == NULL) {
+        DTR_TRY(
+            dtr__tensor_view(p->slot, 0, p->slot->ndim, p->slot->shape, p->slot->strides, &grad));
+        atomic_store(&p->grad, grad);
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__tensor_view(grad, 0, grad->ndim, grad->shape, grad->strides, &p->parked));
+    dtr__tensor_copy_raw(p->slot, grad);
+    dtr__tensor_rebind(grad, p->slot);
+    return DTR_OK;
+}
+
+dtr_status dtr__ddp_delayed_prepare(dtr_ddp *ddp) {
+    size_t at[DTR__FLATS] = { 0 };
+    DTR_TRY(make_flats(ddp));
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
+        size_t f = (size_t)(flat_of(ddp, dtr__ddp_grad_dtype(ddp, p)) - ddp->delayed.flat);
+        DTR_TRY(make_view(ddp, p, &at[f]));
+    }
+    return DTR_OK;
+}
+
+void dtr__ddp_delayed_drop(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
+        dtr_tensor *grad = atomic_load(&p->grad);
+        if (grad != NULL && p->slot != NULL && grad->data == p->slot->data) {
+            dtr__ddp_leave_bucket(p);
+            dtr_tensor_release(atomic_exchange(&p->grad, NULL));
+        }
+        dtr_tensor_release(p->slot);
+        p->slot = NULL;
+    }
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        dtr_tensor_release(ddp->delayed.flat[k].memory);
+        ddp->delayed.flat[k].memory = NULL;
+    }
+    free(ddp->delayed.list);
+    ddp->delayed.list = NULL;
+    ddp->delayed.n = ddp->delayed.n_flat = 0;
+}
+
+/* ---- the group ---- */
+
+dtr_status dtr__ddp_delayed_connect(dtr_ddp *ddp, dtr_group **group) {
+    char name[64];
+    *group = NULL;
+    if (ddp->delayed.n == 0) {
+        return DTR_OK;
+    }
+    snprintf(name, sizeof name, "%.50s.delayed", ddp->group->name);
+    DTR_TRY(dtr__group_dup(ddp->group, name, group));
+    (*group)->nan_check = -1;
+    if (ddp->set.timeout_s > 0) {
+        (*group)->timeout_s = ddp->set.timeout_s;
+    }
+    return DTR_OK;
+}
+
+/* ---- one iteration ---- */
+
+void dtr__ddp_delayed_forward(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
+        if (!atomic_load(&p->defined)) {
+            dtr__ddp_fill_zero(p);
+        }
+    }
+}
+
+void dtr__ddp_delayed_define(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        atomic_store(&ddp->params[ddp->delayed.list[k]].defined, true);
+    }
+}
+
+static void check_nan(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n && ddp->set.flags & DTR_DDP_CHECK_NAN; k++) {
+        size_t i = ddp->delayed.list[k];
+        const dtr__ddp_param *p = &ddp->params[i];
+        size_t at = dtr__find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
+        if (at < p->slot->numel) {
+            dtr__ddp_note(ddp, DTR_ERR_NAN, i,
+                          "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
+                          "in memory order)",
+                          p->name, i, ddp->rank, at);
+        }
+    }
+}
+
+static dtr_status launch(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        dtr__ddp_flat *f = &ddp->delayed.flat[k];
+        dtr_buffer block = dtr_tensor_buffer(f->memory);
+        dtr__request r = {
+            .kind = DTR__K_ALLREDUCE,
+            .op = ddp->set.flags & DTR_DDP_SUM ? DTR_SUM : DTR_AVG,
+            .divisor = ddp->divisor,
+            .root = -1,
+            .in = block,
+            .out = block,
+            .tag_word = dtr__ddp_tag(ddp, DTR__PART_DELAYED),
+        };
+        DTR_TRY(dtr__ddp_issue_on(ddp, ddp->delayed.group, &r, "ddp delayed", &f->work));
+    }
+    return DTR_OK;
+}
+
+void dtr__ddp_delayed_launch(dtr_ddp *ddp) {
+    if (ddp->delayed.n == 0 || atomic_exchange(&ddp->delayed.launched, true)) {
+        return;
+    }
+    check_nan(ddp);
+    if (ddp->size > 1) {
+        ddp->delayed.status = launch(ddp);
+        ddp->delayed.error = ddp->delayed.status < 0 ? dtr__error_save() : NULL;
+    }
+}
+
+bool dtr__ddp_delayed_missing(const dtr_ddp *ddp) {
+    size_t i = ddp->delayed.trigger;
+    return i != DTR__NONE && ddp->params[i].delayed &&
+           atomic_load(&ddp->params[i].mark) == DTR__MARK_OPEN;
+}
+
+void dtr__ddp_delayed_settle(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n_flat && ddp->shadow; k++) {
+        if (ddp->delayed.flat[k].padded > 0) {
+            memset(ddp->delayed.flat[k].memory->data, 0, ddp->delayed.flat[k].padded);
+        }
+    }
+    if (dtr__ddp_delayed_missing(ddp) && !ddp->shadow) {
+        size_t i = ddp->delayed.trigger;
+        dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                      "parameter '%s' (%zu) was not ready on rank %d; it is the trigger of the "
+                      "delayed parameters: report it when all their gradients are final",
+                      ddp->params[i].name, i, ddp->rank);
+    }
+    dtr__ddp_delayed_launch(ddp);
+}
+
+dtr_status dtr__ddp_delayed_wait(dtr_ddp *ddp) {
+    dtr_status s = ddp->delayed.status;
+    if (s < 0) {
+        (void)dtr__error_restore(ddp->delayed.error, s);
+        dtr__error_copy_free(ddp->delayed.error);
+        ddp->delayed.error = NULL;
+    }
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        dtr__ddp_flat *f = &ddp->delayed.flat[k];
+        if (f->work != NULL) {
+            dtr_status one = dtr_work_wait(f->work, -1);
+            (void)dtr_work_release(f->work);
+            f->work = NULL;
+            s = s == DTR_OK ? one : s;
+        }
+    }
+    return s;
+}
+
+void dtr__ddp_delayed_give_back(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        dtr__ddp_copy_out(&ddp->params[ddp->delayed.list[k]]);
+    }
+    dtr__ddp_delayed_define(ddp);
+}
+
+void dtr__ddp_delayed_rearm(dtr_ddp *ddp) {
+    atomic_store(&ddp->delayed.launched, false);
+    ddp->delayed.status = DTR_OK;
+    if (ddp->delayed.trigger != DTR__NONE) {
+        atomic_store(&ddp->params[ddp->delayed.trigger].mark, DTR__MARK_OPEN);
+    }
+}
+
+size_t dtr__ddp_delayed_bytes(const dtr_ddp *ddp) {
+    size_t nbytes = 0;
+    for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
+        nbytes += ddp->delayed.flat[k].nbytes;
+    }
+    return nbytes;
+}
