@@ -1,0 +1,104 @@
+"""What the measuring scripts share: build folders, launchers, running a program and reading its JSON."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SKIPPED = 77
+DEBIAN_PYTHON = "/usr/bin/python3"
+
+
+def need(module, package):
+    """Go on where `module` is there, else under Debian's Python if it is there, else end with status 77."""
+    if importlib.util.find_spec(module) is not None:
+        return
+    if os.path.realpath(sys.executable) != os.path.realpath(DEBIAN_PYTHON) and os.path.exists(DEBIAN_PYTHON):
+        found = subprocess.run([DEBIAN_PYTHON, "-c", "import " + module], stderr=subprocess.DEVNULL, check=False)
+        if found.returncode == 0:
+            os.execv(DEBIAN_PYTHON, [DEBIAN_PYTHON, "-B"] + sys.argv)
+    print("skipped: Python has no module %s (Debian: %s)" % (module, package))
+    sys.exit(SKIPPED)
+
+
+def cached(build, name):
+    """A value from a build folder's CMake cache, or None."""
+    path = os.path.join(build, "CMakeCache.txt")
+    if not os.path.exists(path):
+        sys.exit("%s is no build folder; run ./scripts/run or cmake first, or give --build" % build)
+    with open(path, encoding="utf-8") as source:
+        for line in source:
+            if line.startswith(name + ":"):
+                return line.rstrip("\n").split("=", 1)[1]
+    return None
+
+
+def is_openmpi(launcher):
+    told = subprocess.run([launcher, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True, check=False)
+    return "Open MPI" in told.stdout or "OpenRTE" in told.stdout
+
+
+def launch(build, ranks, pin=False, yielding=False):
+    """(command, environment) that start ranks of this machine. Open MPI's own defaults, but for what root and too few
+    cores need; `yielding` makes its waits give the core away."""
+    launcher = cached(build, "DTR_MPIEXEC") or "mpiexec"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_MCA_")}
+    if not is_openmpi(launcher):
+        return [launcher, "-n", str(ranks)] + (["-bind-to", "core"] if pin else []), environment
+    environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                       OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1" if yielding else "0",
+                       OMPI_MCA_orte_abort_on_non_zero_status="1")
+    return [launcher, "-n", str(ranks), "--bind-to", "core" if pin else "none"], environment
+
+
+def tool(build, name):
+    folder = "ddp" if "ddp" in name else "collectives"
+    return os.path.join(build, folder, "tools", name)
+
+
+class Failed(Exception):
+    """A program ended otherwise than well."""
+
+
+def run_json(command, environment=None, timeout=600, statuses=(0, 3), echo=None):
+    """Run a program that writes JSON to the file named by --json, and return what it wrote."""
+    with tempfile.TemporaryDirectory(prefix="dtr-bench-") as folder:
+        out = os.path.join(folder, "out.json")
+        try:
+            done = subprocess.run(command + ["--json", out], env=environment, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed("%s: not finished after %d s" % (" ".join(command), timeout)) from None
+        if echo:
+            echo.write(done.stdout)
+        if done.returncode not in statuses or not os.path.exists(out):
+            raise Failed("%s: status %d\n%s" % (" ".join(command), done.returncode, done.stderr[-2000:]))
+        with open(out, encoding="utf-8") as source:
+            return json.load(source)
+
+
+def parse_size(text):
+    """Bytes of 8, 4K, 1M, 2G."""
+    units = {"K": 10, "M": 20, "G": 30}
+    number, unit = (text[:-1], text[-1].upper()) if text[-1].upper() in units else (text, "")
+    return int(float(number) * (1 << units.get(unit, 0)))
+
+
+def size_text(nbytes):
+    for unit, bits in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes >= 1 << bits and nbytes % (1 << bits) == 0:
+            return "%d %siB" % (nbytes >> bits, unit)
+    return "%d B" % nbytes
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",")]
+
+
+def median(values):
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])

@@ -1,0 +1,70 @@
+"""scripts/bench: a tiny sweep of each program, its CSV and JSON, the pictures drawn of it, and what is refused."""
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from tool import expect, problems, refuses, run, verdict
+
+root, build = sys.argv[1:3]
+scripts = os.path.join(root, "scripts", "bench")
+folder = tempfile.TemporaryDirectory(prefix="dtr-sweep-")
+SKIPPED = 77
+
+
+def script(name, *arguments):
+    return [sys.executable, "-B", os.path.join(scripts, name)] + list(arguments)
+
+
+def sweep(name, *arguments):
+    out = os.path.join(folder.name, name)
+    run(script("sweep", "--build", build, "--ranks", "1,2", "--rounds", "2", "--no-gauge", "--yield", "--out", out,
+               *arguments), (0,))
+    path = os.path.join(out, "sweep.json")
+    if not expect(os.path.exists(path), "no %s", path):
+        return path, []
+    with open(path, encoding="utf-8") as source:
+        records = json.load(source)
+    with open(os.path.join(out, "sweep.csv"), encoding="utf-8", newline="") as source:
+        lines = list(csv.DictReader(source))
+    expect(len(lines) == len(records), "%d lines in the CSV, %d records in the JSON", len(lines), len(records))
+    return path, records
+
+
+def plot(path, *names):
+    """False where there is no matplotlib."""
+    done = subprocess.run(script("plot", path, "--out", folder.name, "--format", "png,svg"), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True, check=False)
+    if done.returncode == SKIPPED:
+        print(done.stdout)
+        return False
+    expect(done.returncode == 0, "plot: status %d\n%s", done.returncode, done.stdout)
+    for name in names:
+        for suffix, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+            file = os.path.join(folder.name, "%s.%s" % (name, suffix))
+            if expect(os.path.exists(file), "no picture %s", file):
+                with open(file, "rb") as source:
+                    expect(source.read(len(begin)) == begin, "%s is no %s", file, suffix)
+    return True
+
+
+coll, found = sweep("coll", "--sizes", "8,1K", "--scaling", "strong")
+expect(sorted({(r["ranks"], r["bytes"]) for r in found}) == [(1, 8), (1, 1024), (2, 4), (2, 512)],
+       "strong scaling: %s", [(r["ranks"], r["bytes"]) for r in found])
+with open(os.path.join(folder.name, "model"), "w", encoding="utf-8") as model:
+    model.write("a 100 30\nb 30\n")
+ddp, found = sweep("ddp", "--program", "ddp", "--model", model.name, "--compute-ms", "2", "--scaling", "strong")
+expect([(r["ranks"], r["compute_ms"]) for r in found] == [(1, 2), (2, 1)], "strong scaling of DDP: %s", found)
+drawn = plot(coll, "allreduce-time", "allreduce-ratio", "allreduce-scaling") and plot(ddp, "ddp-scaling",
+                                                                                     "ddp-efficiency")
+for name in ("sweep", "goals", "syscalls"):
+    interpreter = [os.path.join(scripts, name)] if name == "syscalls" else script(name)
+    expect("--build" in run(interpreter + ["--help"], (0,)), "--help of %s", name)
+refuses(script("sweep", "--out", folder.name, "--scaling", "odd"), "--scaling", "'odd'")
+refuses([os.path.join(scripts, "syscalls"), "--bogus"], "--bogus")
+refuses(script("goals", "--build", build, "--only", "everything"), "everything")
+if not problems and not drawn:
+    sys.exit(SKIPPED)
+verdict()
