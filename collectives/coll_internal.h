@@ -78,7 +78,12 @@ typedef struct dtr__call {
     int64_t issued_ns;    /* monotonic; set by the engine */
     uint64_t fingerprint; /* what ranks must agree on: kind, dtype, op, root, counts as the table in
                              dtr/coll.h says, tag word */
+    const struct dtr__call *told; /* NULL, or the program's call that this one is a step of: what
+                                     messages speak of */
 } dtr__call;
+static inline const dtr__call *dtr__call_told(const dtr__call *c) {
+    return c->told != NULL ? c->told : c;
+}
 
 /* Element count and offset of rank i's block on the side that is cut into blocks (equal and v-forms
  * alike). */
@@ -239,6 +244,7 @@ typedef struct dtr__backend {
 extern const dtr__backend dtr__backend_self; /* collectives/self/ */
 extern const dtr__backend dtr__backend_mpi;  /* collectives/mpi/ */
 extern const dtr__backend dtr__backend_shm;  /* collectives/shm/ */
+extern const dtr__backend dtr__backend_hier; /* collectives/hier/ */
 
 /* ---- group ---- */
 enum { DTR__MAX_BACKENDS = 8 };
@@ -254,6 +260,7 @@ struct dtr_group {
     MPI_Comm comm; /* members in group-rank order, errors returned */
     int rank, size;
     int *world_ranks;
+    int *told_ranks; /* NULL, or the ranks messages give: those of the group this is a part of */
     char name[64];
     char *desc, *tag, *backend_asked, *backend_chosen;
     int tag_refs;
@@ -301,6 +308,10 @@ struct dtr_group {
     dtr__finish *late; /* last steps of failed works, run by dtr__engine_close; queue_lock */
     struct dtr_group *next, *prev; /* in the world's list, creation order */
 };
+
+static inline int dtr__rank_told(const dtr_group *g, int rank) {
+    return g->told_ranks != NULL ? g->told_ranks[rank] : rank;
+}
 
 #define DTR__GROUP_MAGIC UINT64_C(0x6474725f67726f75)
 #define DTR__GROUP_GONE UINT64_C(0x6474725f676f6e65)

@@ -75,7 +75,7 @@ dtr__blocks dtr__blocks_out(const dtr__call *c, int size) {
 dtr__error_context dtr__work_context(const dtr_work *w) {
     return (dtr__error_context){
         .world = w->world,
-        .operation = dtr__kind_name(w->call.kind),
+        .operation = dtr__kind_name(dtr__call_told(&w->call)->kind),
         .group = w->group->name,
         .seq = w->seq,
     };
@@ -105,7 +105,7 @@ static void add_peer(char *text, size_t cap, size_t *at, const dtr__call *c) {
 }
 
 const char *dtr__work_title(const dtr_work *w, char *text, size_t cap) {
-    const dtr__call *c = &w->call;
+    const dtr__call *c = dtr__call_told(&w->call);
     size_t at = 0;
     text[0] = '\0';
     add(text, cap, &at, "%s #%llu", dtr__kind_name(c->kind), (unsigned long long)w->seq);

@@ -108,16 +108,16 @@ static int majority(const dtr__declaration *all, int n, const field *f) {
 }
 
 /* "rank 1, rank 3" into `text`; returns the first, -1 when all agree with `most`. */
-static int list_odd(const dtr__declaration *all, int n, const field *f, int most, char *text,
-                    size_t cap) {
+static int list_odd(const dtr_group *g, const dtr__declaration *all, const field *f, int most,
+                    char *text, size_t cap) {
     int first = -1;
     size_t at = 0;
-    for (int r = 0; r < n; r++) {
+    for (int r = 0; r < g->size; r++) {
         if (f->value(&all[r]) != f->value(&all[most])) {
             first = first < 0 ? r : first;
-            at += at < cap
-                      ? (size_t)snprintf(text + at, cap - at, "%srank %d", at > 0 ? ", " : "", r)
-                      : 0;
+            at += at < cap ? (size_t)snprintf(text + at, cap - at, "%srank %d", at > 0 ? ", " : "",
+                                              dtr__rank_told(g, r))
+                           : 0;
         }
     }
     return first;
@@ -138,7 +138,7 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all) {
     const field *f = fields;
     char most_text[64], odd_text[64], ranks[256], title[256];
     int most = majority(all, g->size, f), odd;
-    while ((odd = list_odd(all, g->size, f, most, ranks, sizeof ranks)) < 0 &&
+    while ((odd = list_odd(g, all, f, most, ranks, sizeof ranks)) < 0 &&
            f + 1 < fields + sizeof fields / sizeof fields[0]) {
         f++;
         most = majority(all, g->size, f);
@@ -148,8 +148,8 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all) {
                     "ranks of group '%s' disagree on the %s of %s: most have %s (rank %d, called "
                     "at %s), but %s %s %s (called at %s). No data was moved. Here: %s",
                     g->name, f->name, dtr__kind_name((dtr__kind)all[most].kind),
-                    say(f, &all[most], most_text, sizeof most_text), most, all[most].site, ranks,
-                    strchr(ranks, ',') != NULL ? "have" : "has",
+                    say(f, &all[most], most_text, sizeof most_text), dtr__rank_told(g, most),
+                    all[most].site, ranks, strchr(ranks, ',') != NULL ? "have" : "has",
                     odd < 0 ? "?" : say(f, &all[odd], odd_text, sizeof odd_text),
                     odd < 0 ? "?" : all[odd].site, dtr__work_title(w, title, sizeof title));
 }

@@ -18,7 +18,7 @@ static const struct {
     { "self", DTR_CPU, &dtr__backend_self },
     { "shm", DTR_CPU, &dtr__backend_shm },
     { "mpi", DTR_CPU, &dtr__backend_mpi },
-    { "hier", DTR_CPU, NULL },
+    { "hier", DTR_CPU, &dtr__backend_hier },
     { "nccl", DTR_CUDA, NULL },
     { "stage", DTR_CUDA, NULL },
 };

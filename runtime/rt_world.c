@@ -162,14 +162,38 @@ static uint64_t own_id(void) {
     return (uint64_t)now.tv_sec << 32 | ((random ^ (uint64_t)now.tv_nsec) & UINT32_MAX);
 }
 
+static dtr_status look_around(dtr_world *w) {
+    dtr__error_context ctx = { .world = w };
+    DTR_MPI(&ctx, MPI_Comm_set_errhandler(w->node_comm, MPI_ERRORS_RETURN));
+    DTR_MPI(&ctx, MPI_Comm_rank(w->node_comm, &w->local_rank));
+    DTR_MPI(&ctx, MPI_Comm_size(w->node_comm, &w->local_size));
+    return DTR_OK;
+}
+
+/* DTR_NODE_RANKS makes several nodes of a host; its CPUs have been counted. */
+static dtr_status cut_host(dtr_world *w) {
+    dtr__error_context ctx = { .world = w };
+    int most = (int)dtr__opt_number(&w->options, DTR__OPT_NODE_RANKS);
+    if (most == 0) {
+        return DTR_OK;
+    }
+    MPI_Comm host = w->node_comm;
+    w->node_comm = MPI_COMM_NULL;
+    int code = MPI_Comm_split(host, w->local_rank / most, w->local_rank, &w->node_comm);
+    MPI_Comm_free(&host);
+    if (code != MPI_SUCCESS) {
+        return dtr__error_mpi(&ctx, code, "MPI_Comm_split", __FILE__, __LINE__);
+    }
+    return look_around(w);
+}
+
 static dtr_status meet(dtr_world *w, void *scratch) {
     dtr__error_context ctx = { .world = w };
     DTR_MPI(&ctx, MPI_Comm_split_type(w->comm, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL,
                                       &w->node_comm));
-    DTR_MPI(&ctx, MPI_Comm_set_errhandler(w->node_comm, MPI_ERRORS_RETURN));
-    DTR_MPI(&ctx, MPI_Comm_rank(w->node_comm, &w->local_rank));
-    DTR_MPI(&ctx, MPI_Comm_size(w->node_comm, &w->local_size));
+    DTR_TRY(look_around(w));
     DTR_TRY(dtr__wait_open(w, scratch));
+    DTR_TRY(cut_host(w));
     rank_facts mine = { w->rank, DTR_VERSION, own_id() }, *facts = scratch;
     const int nbytes = (int)sizeof mine;
     DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->node_comm));

@@ -207,7 +207,7 @@ static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
                     "its message of %d bytes for this call never came, but a later one did; "
                     "compare the calls of the two ranks, or run with DTR_DEBUG=detail, which names "
                     "the difference before data moves",
-                    t->peer, t->nbytes);
+                    dtr__rank_told(w->group, t->peer), t->nbytes);
 }
 
 /* A complete transfer that MPI failed, that was found never to have been sent, or that brought
@@ -347,7 +347,8 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
             continue;
         }
         int n = snprintf(text + used, cap - used, "%srank %d (world %d) has not %s",
-                         named++ ? "; " : "", t->peer, group->world_ranks[t->peer],
+                         named++ ? "; " : "", dtr__rank_told(group, t->peer),
+                         group->world_ranks[t->peer],
                          t->is_send ? "taken what this rank sent" : "sent its part");
         used += n < 0 ? 0 : (size_t)n;
     }

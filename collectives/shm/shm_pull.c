@@ -90,13 +90,14 @@ static void show(dtr__shm_post *post, uint64_t mark) {
 }
 
 static void describe(dtr__shm_post *post, const dtr__call *c) {
+    const dtr__call *told = dtr__call_told(c);
     post->fingerprint = c->fingerprint;
-    post->kind = (int32_t)c->kind;
-    post->dtype = (int32_t)c->dtype;
-    post->op = (int32_t)c->op;
-    post->root = c->root;
-    post->count_in = c->in_count;
-    post->count_out = c->out_count;
+    post->kind = (int32_t)told->kind;
+    post->dtype = (int32_t)told->dtype;
+    post->op = (int32_t)told->op;
+    post->root = told->root;
+    post->count_in = told->in_count;
+    post->count_out = told->out_count;
     post->premul = c->premul;
     post->shift = 0;
     post->zero_copy = 0;
@@ -224,8 +225,9 @@ size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
 
 /* Counts that each side knows for itself, compared here. */
 static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
-    return r == g->rank || !dtr__shm_reads(g, c, g->rank) || !dtr__shm_gives(g, c, r) ||
-           dtr__shm_given(g, s, c, r) == dtr__shm_wanted(g, c, r);
+    /* Those of a step follow from what the fingerprint covers. */
+    return c->told != NULL || r == g->rank || !dtr__shm_reads(g, c, g->rank) ||
+           !dtr__shm_gives(g, c, r) || dtr__shm_given(g, s, c, r) == dtr__shm_wanted(g, c, r);
 }
 
 static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all) {

@@ -11,7 +11,12 @@ dtr_add_mpi_test(mpi_backend_sched SOURCES mpi/mpi_backend_sched.c NPROCS 1 2 3 
 dtr_add_mpi_test(mpi_backend_p2p SOURCES mpi/mpi_backend_p2p.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(matrix SOURCES mpi/matrix.c NPROCS 1 2 3 4 7 TIMEOUT 240)
 dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 TIMEOUT 240 ENVIRONMENT DTR_BACKEND=cpu:mpi)
+# Several nodes out of one host; on hosts of their own the same programs run under the label multihost.
+dtr_add_mpi_test(hier SOURCES mpi/hier.c NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
+dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
+dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
 include(${CMAKE_CURRENT_LIST_DIR}/groups.cmake)
+dtr_add_mpi_run(groups_exact_hier TARGET test_groups_exact NPROCS 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_test(tensor_coll SOURCES mpi/tensor_coll.c mpi/tensor_views.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(tensor_errors SOURCES mpi/tensor_errors.c mpi/tensor_views.c NPROCS 1 2 3 4 7)
 
