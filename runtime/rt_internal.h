@@ -36,6 +36,15 @@ enum { DTR__ARENA_UNNAMED = 1 /* memfd through /proc */, DTR__ARENA_NAMED = 2 /*
 dtr_status dtr__arena_open_ways(dtr_world *world, unsigned ways);
 void dtr__arena_close(dtr_world *world);
 
+/* Collective over the node: local rank 0 reads the thresholds for all; its error is its own. */
+dtr_status dtr__tune_open(dtr_world *world);
+
+/* Collective over the node, and agreed there: all ranks may read each other's memory or none does.
+ * _as: with this rank's own ability spelled out, for tests. */
+dtr_status dtr__cma_open(dtr_world *world);
+dtr_status dtr__cma_open_as(dtr_world *world, bool able);
+void dtr__cma_close(dtr_world *world);
+
 /* Which CPUs the ranks of this node may use, for the wait policy. Collective over the node.
  * `scratch` has DTR__WAIT_SCRATCH bytes per local rank. */
 enum { DTR__WAIT_SCRATCH = 128 };

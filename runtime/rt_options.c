@@ -70,21 +70,21 @@ static bool parse_int(const char *text, const char *help, dtr__opt_value *v) {
     return true;
 }
 
-static bool parse_bytes(const char *text, dtr__opt_value *v) {
+bool dtr__parse_bytes(const char *text, uint64_t *number) {
     static const struct {
         const char *unit;
         int shift;
     } units[] = { { "", 0 },     { "b", 0 },  { "kib", 10 }, { "mib", 20 }, { "gib", 30 },
                   { "tib", 40 }, { "k", 10 }, { "m", 20 },   { "g", 30 },   { "t", 40 } };
     char *end;
-    uint64_t number;
-    if (!parse_digits(text, &number, &end)) {
+    uint64_t digits;
+    if (!parse_digits(text, &digits, &end)) {
         return false;
     }
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
         if (strcasecmp(end, units[i].unit) == 0) {
-            v->number = number << units[i].shift;
-            return v->number >> units[i].shift == number;
+            *number = digits << units[i].shift;
+            return *number >> units[i].shift == digits;
         }
     }
     return false;
@@ -167,7 +167,7 @@ static bool parse(const setting *s, const char *text, dtr__opt_value *v) {
     case DTR__OPT_INT:
         return parse_int(text, s->help, v);
     case DTR__OPT_BYTES:
-        return parse_bytes(text, v);
+        return dtr__parse_bytes(text, &v->number);
     case DTR__OPT_SECONDS:
         return parse_seconds(text, s->help, v);
     case DTR__OPT_ENUM:

@@ -55,6 +55,9 @@ void dtr__options_print(const dtr__options *o, FILE *to);
 /* NAME=value lines of the settings that are not the default, cut to `cap`. */
 void dtr__options_list(const dtr__options *o, char *text, size_t cap);
 
+/* "4096", "64KiB", "25M"; false for anything else. */
+bool dtr__parse_bytes(const char *text, uint64_t *number);
+
 static inline uint64_t dtr__opt_number(const dtr__options *o, dtr__opt id) {
     return o->value[id].number;
 }

@@ -221,6 +221,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr_status s = DTR_OK;
     dtr__progress_close(w);
     dtr__memory_close(w);
+    dtr__cma_close(w);
     dtr__arena_close(w);
     dtr__recorder_close(w);
     dtr__log_close(w);
@@ -258,7 +259,10 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     }
     free(scratch);
     if (s == DTR_OK) {
-        s = dtr__agree_status(w, w->comm, dtr__arena_open(w), what);
+        s = dtr__tune_open(w);
+        DTR_KEEP_FIRST(s, dtr__arena_open(w));
+        DTR_KEEP_FIRST(s, dtr__cma_open(w));
+        s = dtr__agree_status(w, w->comm, s, what);
     }
     return s;
 }

@@ -14,8 +14,10 @@
 
 #include "rt_error.h"
 #include "rt_options.h"
+#include "rt_tune.h"
 
 typedef struct dtr__arena dtr__arena;
+typedef struct dtr__cma dtr__cma;
 typedef struct dtr__recorder dtr__recorder;
 typedef struct dtr__progress dtr__progress;
 typedef struct dtr__log dtr__log;
@@ -48,9 +50,11 @@ struct dtr_world {
                                  DTR_TIMEOUT */
     const char *backend_text; /* owned by options */
     dtr__options options;
+    dtr__tune tune; /* equal on all ranks of a node */
     dtr__log *log;
     dtr__arena
-        *arena; /* node-shared memory, NULL when this node cannot share (one warning given) */
+        *arena;    /* node-shared memory, NULL when this node cannot share (one warning given) */
+    dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */
     dtr__memory *memory;     /* live dtr_alloc blocks */
     dtr__recorder *recorder; /* flight recorder */
     dtr__progress *progress; /* never NULL; without a thread it only keeps the list */
@@ -112,6 +116,15 @@ bool dtr__arena_find(const dtr_world *world, const void *ptr, size_t nbytes, int
                      uint64_t *offset);
 void *dtr__arena_at(const dtr_world *world, int local_rank, uint64_t offset);
 size_t dtr__arena_used(const dtr_world *world); /* bytes handed out of the own arena */
+
+/* ---- reading the memory of local peers by address (rt_cma.c) ----
+ * Usable on all ranks of a node or on none. */
+bool dtr__cma_usable(const dtr_world *world);
+/* Can the kernel read the ends of this rank's [ptr, ptr + nbytes), nbytes > 0? Device memory mapped
+ * into the process is of a kind it cannot. */
+bool dtr__cma_reaches(const void *ptr, size_t nbytes);
+/* Copy from an address in the process of a local rank; false with errno on failure. */
+bool dtr__cma_read(const dtr_world *world, int local_rank, void *to, uint64_t from, size_t nbytes);
 
 /* ---- progress (rt_progress.c) ----
  * Whoever has unfinished operations registers a poller. The thread sleeps while no poller has work;
