@@ -217,7 +217,7 @@ void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t co
 }
 
 /* Size of the last cache. Asking costs microseconds, so it is asked once, for a large job. */
-static size_t cache_nbytes(void) {
+size_t dtr__kernels_cache(void) {
     static _Atomic size_t known;
     size_t nbytes = atomic_load_explicit(&known, memory_order_relaxed);
     if (nbytes == 0) {
@@ -234,7 +234,7 @@ static size_t cache_nbytes(void) {
 /* Whether the job alone fills the cache. */
 static bool is_large(const dtr__reduce_job *job, size_t nbytes) {
     const size_t arrays = (size_t)job->n + (size_t)job->n_dst, never = 1 << 20;
-    return nbytes > never && nbytes > cache_nbytes() / arrays;
+    return nbytes > never && nbytes > dtr__kernels_cache() / arrays;
 }
 
 void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
@@ -242,6 +242,22 @@ void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, 
     const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors };
     const bool stream = is_large(&job, count * dtr_dtype_size(dtype));
     dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
+}
+
+void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
+                       dtr_dtype dtype, dtr_op op, int divisor, const double *factors,
+                       bool stream) {
+    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors };
+    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
+}
+
+void dtr__copy_past(void *dst, const void *src, size_t nbytes) {
+    const dtr__kernel_set *set = dtr__kernels_current();
+    if (set->stream != NULL) {
+        set->stream(dst, src, nbytes);
+    } else {
+        memcpy(dst, src, nbytes);
+    }
 }
 
 void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dtype dtype, dtr_op op,

@@ -30,6 +30,17 @@ void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dty
 void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                     dtr_dtype dtype, dtr_op op, int divisor, const double *factors);
 
+/* The same of a piece of something larger: the caller says whether the whole is so large that the
+ * results are better written past the caches. */
+void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
+                       dtr_dtype dtype, dtr_op op, int divisor, const double *factors, bool stream);
+
+/* memcpy whose result is not wanted in the caches. */
+void dtr__copy_past(void *dst, const void *src, size_t nbytes);
+
+/* Bytes of the last cache. */
+size_t dtr__kernels_cache(void);
+
 /* dst[k] = round(factor * src[k]) in the accumulator type; complex: both parts. dst == src is
  * legal. */
 void dtr__premul(void *dst, const void *src, size_t count, dtr_dtype dtype, double factor);

@@ -74,14 +74,23 @@ static void shm_close(dtr_group *g, void *opaque) {
     dtr__arena_free(g->world, s->own_control);
     dtr__arena_free(g->world, s->table);
     dtr__arena_free(g->world, s->stage);
+    free(s->bounce);
     free(s->tables);
     free(s);
+}
+
+/* Every rank's piece of a chunk has a cache line at least. */
+static size_t chunk_nbytes(const dtr_group *g) {
+    const size_t wish = g->world->tune.value[DTR__TUNE_CHUNK] / 64 * 64;
+    const size_t least = (size_t)64 * (size_t)g->size;
+    return wish > least ? wish : least;
 }
 
 static dtr_status shm_open(dtr_group *g, void **state) {
     dtr__shm_state *s = calloc(1, sizeof *s);
     uint64_t *all = calloc((size_t)g->size, sizeof *all);
     if (s != NULL) {
+        s->chunk = chunk_nbytes(g);
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
     }
     bool room = s != NULL && all != NULL && s->tables != NULL;

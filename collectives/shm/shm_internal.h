@@ -13,7 +13,6 @@
 enum {
     DTR__SHM_INLINE = 2048,            /* bytes that travel inside a post */
     DTR__SHM_FIRST_LINE = 32,          /* of them, beside the head: one cache line carries both */
-    DTR__SHM_CHUNK = 128 * 1024,       /* of a staging buffer; there are two per rank */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
     DTR__SHM_MAX_RANKS = 1024
 };
@@ -23,6 +22,7 @@ typedef enum dtr__shm_mode {
     DTR__SHM_NOTHING, /* nobody reads from it */
     DTR__SHM_IN_POST,
     DTR__SHM_DIRECT, /* in node-shared memory: read from there */
+    DTR__SHM_ATTACH, /* in plain memory that the kernel reads for the others */
     DTR__SHM_STAGED
 } dtr__shm_mode;
 
@@ -35,7 +35,9 @@ typedef struct dtr__shm_post {
     uint8_t mode, first; /* first: staging buffer of chunk 0 */
     uint8_t shift;       /* 1: chunk c is posted as c + 1, because the first post carried no data */
     uint8_t zero_copy;   /* in and out are both node-shared */
-    uint32_t reserved;
+    uint8_t sliced;      /* in and out can be read by all: allreduce by slices */
+    uint8_t in_raw, out_raw; /* in_at, out_at: addresses in plain memory */
+    uint8_t reserved;
     unsigned char data[DTR__SHM_INLINE];
     /* Read only where needed. */
     _Alignas(64) uint64_t in_at, out_at;
@@ -48,6 +50,8 @@ typedef struct dtr__shm_rank {
     dtr__shm_post post[2]; /* operation n uses n & 1 */
     _Alignas(64) _Atomic uint64_t
         finished; /* operation << 20 | chunks pulled from everybody; all ones: whole */
+    _Alignas(64) _Atomic uint64_t
+        reduced; /* sliced: operation << 20 | pieces of the own slice that are ready */
     _Alignas(64) _Atomic uint64_t
         site_for; /* operation that `site` belongs to, filled when ranks disagree */
     char site[120];
@@ -84,6 +88,10 @@ typedef struct dtr__shm_op {
     size_t chunks_in;      /* this rank pulls */
     int copied;            /* sources of the chunk being copied that are done */
     bool zero_copy;        /* all buffers are node-shared: slices, no copies */
+    bool sliced;           /* allreduce of plain buffers: slices, reduced here and fetched */
+    size_t fetched;        /* sliced: pieces of the other slices that are here */
+    int attach_errno;      /* reading a peer's plain buffer failed, */
+    int attach_rank;       /* ... that of this rank */
     bool quiet; /* all data is in the posts: the next operation says that this one is finished */
     const unsigned char *in; /* the call's, or `copy` */
     void *copy;              /* private copy of the input where in and out overlap */
@@ -93,10 +101,12 @@ typedef struct dtr__shm_state {
     dtr__shm_control *control;
     void *own_control; /* at group rank 0 */
     dtr__shm_rank *me;
+    size_t chunk;         /* of a staging buffer; the same on all ranks */
     unsigned char *stage; /* two chunks in the own arena, made when first needed */
     uint64_t stage_at;
     uint64_t stage_used[2]; /* post that used the buffer last */
     int stage_next;
+    unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
     uint64_t *table;   /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena */
     uint64_t **tables; /* [size] everybody's */
     uint64_t n;        /* operations so far */
@@ -149,8 +159,23 @@ void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
 /* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
  * slice is complete. */
+bool dtr__shm_streams(const dtr_group *g, size_t nbytes); /* write results past the caches? */
 bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c);
 bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
+
+/* shm_attach.c: plain buffers that the kernel reads for the peers. fits: is the way open and worth
+ * it; offer: note in the post where in and out of an allreduce are; copy: some of what rank shows;
+ * bounce: room for a chunk of every rank; pull: the next pieces of a sliced allreduce, true when
+ * all is done. After a failure attach_errno is set. */
+bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes);
+void dtr__shm_attach_offer(const dtr_group *g, const dtr__call *c, dtr__shm_post *post,
+                           size_t nbytes);
+bool dtr__shm_attach_copy(const dtr_group *g, dtr__shm_state *s, int rank, void *to, size_t offset,
+                          size_t nbytes);
+size_t dtr__shm_attach_piece(const dtr_group *g);
+unsigned char *dtr__shm_attach_bounce(const dtr_group *g, dtr__shm_state *s);
+bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
+dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
 
 /* shm_error.c: errors that all ranks of the group share. The first one published wins. */
 dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w);

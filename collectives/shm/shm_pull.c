@@ -37,12 +37,12 @@ static dtr_status need_stage(dtr_group *g, dtr__shm_state *s) {
     if (s->stage != NULL) {
         return DTR_OK;
     }
-    s->stage = dtr__arena_alloc(g->world, (size_t)2 * DTR__SHM_CHUNK, 4096);
+    s->stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
     if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
         return DTR_FAIL(
             NULL, DTR_ERR_NOMEM,
-            "group '%s': no node-shared memory for a staging buffer of %d KiB; raise DTR_ARENA",
-            g->name, 2 * DTR__SHM_CHUNK / 1024);
+            "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
+            g->name, 2 * s->chunk / 1024);
     }
     s->stage_at = dtr__shm_pack(owner, offset);
     return DTR_OK;
@@ -75,8 +75,8 @@ static bool stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
     for (size_t b = 0; b < op->n_blocks; b++) {
         size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
         if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
-            memcpy(s->stage + (size_t)buffer * DTR__SHM_CHUNK + b * op->step,
-                   op->in + offset + from, nbytes - from < op->step ? nbytes - from : op->step);
+            memcpy(s->stage + (size_t)buffer * s->chunk + b * op->step, op->in + offset + from,
+                   nbytes - from < op->step ? nbytes - from : op->step);
         }
     }
     s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
@@ -101,6 +101,7 @@ static void describe(dtr__shm_post *post, const dtr__call *c) {
     post->premul = c->premul;
     post->shift = 0;
     post->zero_copy = 0;
+    post->sliced = post->in_raw = post->out_raw = 0;
 }
 
 static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t *at) {
@@ -119,11 +120,15 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
     dtr__shm_op *op = &s->op;
     bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &post->at);
     op->chunks_out = 0;
-    if (nbytes > DTR__SHM_INLINE && dtr__shm_zero_fits(g, c)) {
+    if (nbytes > DTR__SHM_INLINE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
+        dtr__shm_zero_fits(g, c)) {
         uint64_t in_at = post->at;
         bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
         post->zero_copy = shared && (!takes_out || shared_at(g, c->out, nbytes, &post->out_at));
         post->in_at = in_at;
+    }
+    if (!post->zero_copy && c->kind == DTR__K_ALLREDUCE && nbytes > 0) {
+        dtr__shm_attach_offer(g, c, post, nbytes);
     }
     if (!gives || nbytes == 0) {
         post->mode = DTR__SHM_NOTHING;
@@ -132,12 +137,16 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         memcpy(post->data, op->in, nbytes);
     } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE)) {
         post->mode = DTR__SHM_DIRECT;
+    } else if (c->kind != DTR__K_ALLREDUCE && dtr__shm_attach_fits(g, c, nbytes) &&
+               dtr__cma_reaches(op->in, nbytes)) {
+        post->mode = DTR__SHM_ATTACH;
+        post->at = (uint64_t)(uintptr_t)op->in;
     } else {
         DTR_TRY(need_stage(g, s));
         post->mode = DTR__SHM_STAGED;
         post->at = s->stage_at;
         post->first = (uint8_t)s->stage_next;
-        post->shift = post->zero_copy; /* most likely no copy will be needed */
+        post->shift = post->zero_copy || post->sliced; /* most likely no copy will be needed */
         size_t longest = 0, offset = 0;
         for (size_t b = 0; b < op->n_blocks; b++) {
             size_t n = dtr__shm_piece(g, c, b, &offset);
@@ -170,7 +179,10 @@ static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
     size_t nbytes = c->in_count * op->size, most = 0;
     op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
-    op->step = DTR__SHM_CHUNK / op->n_blocks / 64 * 64;
+    op->step = s->chunk / op->n_blocks / 64 * 64;
+    if (dtr__kind_reduces(c->kind) && op->step > dtr__shm_attach_piece(g)) {
+        op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
+    }
     DTR_TRY(copy_input(g, op, c, nbytes));
     describe(post, c);
     DTR_TRY(place(g, s, c, post, nbytes));
@@ -245,17 +257,22 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
     }
     op->zero_copy = dtr__shm_zero_fits(g, &w->call);
     bool in_posts = true;
+    op->sliced = true;
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_post *post = dtr__shm_post_of(s, r);
         op->zero_copy = op->zero_copy && post->zero_copy;
+        op->sliced = op->sliced && (post->sliced || post->zero_copy);
         in_posts = in_posts && post->mode <= DTR__SHM_IN_POST;
     }
-    op->quiet = in_posts && !op->zero_copy;
+    op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
+    op->quiet = in_posts && !op->zero_copy && !op->sliced;
     *all = true;
     return DTR_OK;
 }
 
 /* ---- pull ---- */
+
+static const unsigned char attached[1]; /* source: to be read through the kernel */
 
 /* Where chunk `k` of what this rank wants from `r` can be read; NULL while it is not there yet. */
 static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
@@ -278,17 +295,37 @@ static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, 
         return (unsigned char *)dtr__shm_unpack(g->world, post->at) +
                dtr__shm_wanted_at(g, s, c, r) + at;
     }
+    if (post->mode == DTR__SHM_ATTACH) {
+        return attached;
+    }
     if (atomic_load_explicit(&post->posted, memory_order_acquire) <
         dtr__shm_mark(op->n, k + post->shift)) {
         return NULL;
     }
     size_t buffer = (post->first + (k & 1)) & 1, block = op->n_blocks > 1 ? (size_t)g->rank : 0;
-    return (unsigned char *)dtr__shm_unpack(g->world, post->at) + buffer * DTR__SHM_CHUNK +
+    return (unsigned char *)dtr__shm_unpack(g->world, post->at) + buffer * s->chunk +
            block * op->step;
 }
 
 static size_t clip(size_t nbytes, size_t at, size_t step) {
     return at >= nbytes ? 0 : nbytes - at < step ? nbytes - at : step;
+}
+
+/* Chunks at `at` of all plain buffers that the kernel reads, into `bounce`. */
+static bool read_attached(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t at,
+                          size_t nbytes, const void **from) {
+    for (int r = 0; r < g->size; r++) {
+        if (r == g->rank || dtr__shm_post_of(s, r)->mode != DTR__SHM_ATTACH) {
+            continue;
+        }
+        unsigned char *bounce = dtr__shm_attach_bounce(g, s);
+        if (bounce == NULL || !dtr__shm_attach_copy(g, s, r, bounce + (size_t)r * s->op.step,
+                                                    dtr__shm_wanted_at(g, s, c, r) + at, nbytes)) {
+            return false;
+        }
+        from[r] = bounce + (size_t)r * s->op.step;
+    }
+    return true;
 }
 
 static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
@@ -303,14 +340,24 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
         }
         factors[r] = c->op == DTR_PREMUL_SUM ? dtr__shm_post_of(s, r)->premul : 1;
     }
-    dtr__reduce((unsigned char *)c->out + at, from, g->size, n / op->size, c->dtype, c->op,
-                c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL);
+    if (!read_attached(g, s, c, at, n, from)) {
+        return false;
+    }
+    void *to = (unsigned char *)c->out + at;
+    dtr__reduce_piece(&to, 1, from, g->size, n / op->size, c->dtype, c->op, c->divisor,
+                      c->op == DTR_PREMUL_SUM ? factors : NULL,
+                      dtr__shm_streams(g, c->out_count * op->size));
     *moved = n * (size_t)g->size;
     return true;
 }
 
+static void copy_near(void *to, const void *from, size_t nbytes) {
+    memcpy(to, from, nbytes);
+}
+
 static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
     dtr__shm_op *op = &s->op;
+    const bool stream = dtr__shm_streams(g, c->out_count * op->size);
     for (; op->copied < g->size;
          op->copied++) { /* starts behind oneself, so that not all read from the same rank */
         int r = (g->rank + op->copied) % g->size;
@@ -323,8 +370,12 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         if (from == NULL) {
             return false;
         }
-        if (from != to) {
-            memcpy(to, from, n);
+        if (from == attached) {
+            if (!dtr__shm_attach_copy(g, s, r, to, dtr__shm_wanted_at(g, s, c, r) + at, n)) {
+                return false;
+            }
+        } else if (from != to) {
+            (stream ? dtr__copy_past : copy_near)(to, from, n);
         }
         *moved += n;
     }
@@ -346,7 +397,7 @@ static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) 
  * chunks to post. */
 static void tell_finished(const dtr__shm_state *s) {
     const dtr__shm_op *op = &s->op;
-    bool whole = op->zero_copy || op->pulled >= op->chunks_in;
+    bool whole = op->zero_copy || op->sliced || op->pulled >= op->chunks_in;
     if (!op->quiet) {
         atomic_store_explicit(&s->me->finished,
                               dtr__shm_mark(op->n, whole ? DTR__SHM_WHOLE : op->pulled - 1),
@@ -379,6 +430,9 @@ static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
     if (op->zero_copy) {
         return dtr__shm_zero_pull(g, s, w, budget);
     }
+    if (op->sliced) {
+        return dtr__shm_attach_pull(g, s, w, budget);
+    }
     for (size_t total = 0; op->posted < op->chunks_out || op->pulled < op->chunks_in;) {
         size_t moved = 0;
         bool posted = post_chunk(g, s, c);
@@ -397,11 +451,13 @@ static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
 /* A rank whose memory others read stays until they are through. */
 static bool may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     const dtr__shm_op *op = &s->op;
-    if (!op->zero_copy && dtr__shm_post_of(s, g->rank)->mode != DTR__SHM_DIRECT) {
+    const bool all = op->zero_copy || op->sliced;
+    const uint8_t mode = dtr__shm_post_of(s, g->rank)->mode;
+    if (!all && mode != DTR__SHM_DIRECT && mode != DTR__SHM_ATTACH) {
         return true;
     }
     for (int r = 0; r < g->size; r++) {
-        bool waits = op->zero_copy || dtr__shm_reads(g, c, r);
+        bool waits = all || dtr__shm_reads(g, c, r);
         if (waits && r != g->rank &&
             atomic_load_explicit(&s->control->rank[r].finished, memory_order_acquire) <
                 dtr__shm_mark(op->n, DTR__SHM_WHOLE)) {
@@ -434,16 +490,20 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
             return DTR_OK;
         }
         copy_own(g, s, &w->call);
-        if (!op->zero_copy && op->chunks_in == 0) {
+        if (!op->zero_copy && !op->sliced && op->chunks_in == 0) {
             tell_finished(s);
         }
         op->phase = DTR__SHM_PULL;
     }
     if (op->phase == DTR__SHM_PULL) {
-        if (!pull(g, s, w, DTR__SHM_BUDGET)) {
+        bool complete = pull(g, s, w, DTR__SHM_BUDGET);
+        if (op->attach_errno != 0) {
+            return dtr__shm_attach_failed(g, s, w);
+        }
+        if (!complete) {
             return DTR_OK;
         }
-        if (op->zero_copy) {
+        if (op->zero_copy || op->sliced) {
             tell_finished(s);
         }
         op->phase = DTR__SHM_LEAVE;

@@ -9,6 +9,14 @@ bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c) {
     return g->size > 1 && (c->kind == DTR__K_ALLREDUCE || c->kind == DTR__K_REDUCE);
 }
 
+/* Inputs and results of all ranks together, and what else the program has there, do not stay in the
+ * cache they share. */
+bool dtr__shm_streams(const dtr_group *g, size_t nbytes) {
+    const uint64_t from = g->world->tune.value[DTR__TUNE_STREAM];
+    return from != 0 ? nbytes >= from
+                     : nbytes >= dtr__kernels_cache() / (4 * (size_t)g->world->local_size);
+}
+
 /* Rank r's slice in elements, cut at multiples of 64 bytes so that no two ranks write one cache
  * line. */
 static size_t slice_at(const dtr_group *g, const dtr__call *c, size_t size, int r) {
@@ -39,14 +47,15 @@ bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t bud
     double factors[DTR__SHM_MAX_RANKS];
     size_t first = slice_at(g, c, op->size, g->rank), end = slice_at(g, c, op->size, g->rank + 1);
     size_t count = PIECE / op->size;
+    const bool stream = dtr__shm_streams(g, c->in_count * op->size);
     for (size_t total = 0; total < budget; total += PIECE * (size_t)g->size) {
         size_t at = first + op->pulled * count;
         if (at >= end) {
             return true;
         }
         int n_to = pointers(g, s, c, at * op->size, from, to, factors);
-        dtr__reduce_to(to, n_to, from, g->size, end - at < count ? end - at : count, c->dtype,
-                       c->op, c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL);
+        dtr__reduce_piece(to, n_to, from, g->size, end - at < count ? end - at : count, c->dtype,
+                          c->op, c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL, stream);
         op->pulled++;
         w->moved = true;
     }

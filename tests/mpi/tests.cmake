@@ -15,6 +15,10 @@ dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 TIMEOUT 240 ENVIRON
 dtr_add_mpi_test(hier SOURCES mpi/hier.c NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
+# Cross-memory attach from the first byte on; where the kernel refuses it the run is one more of the staged way.
+dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7 TIMEOUT 240
+  ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1)
+dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 4)
 include(${CMAKE_CURRENT_LIST_DIR}/groups.cmake)
 dtr_add_mpi_run(groups_exact_hier TARGET test_groups_exact NPROCS 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_test(tensor_coll SOURCES mpi/tensor_coll.c mpi/tensor_views.c NPROCS 1 2 3 4 7)

@@ -1,0 +1,164 @@
+/* The ways of the shm backend: cross-memory attach allowed, switched off and refused (agreed on all
+ * ranks of the node, said once), and thresholds that local rank 0 reads for all. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "data.h"
+#include "harness.h"
+#include "rt_internal.h"
+
+static int said; /* lines with `wanted` on this rank */
+static const char *wanted;
+
+static void keep(void *arg, int level, const char *line) {
+    (void)arg;
+    (void)level;
+    said += strstr(line, wanted) != NULL;
+}
+
+/* A world of its own, with one variable set while it is made. */
+static dtr_status world_with(const char *name, const char *value, dtr_world **w) {
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    o.log_fn = keep;
+    said = 0;
+    setenv("DTR_LOG", "info", 1);
+    setenv(name, value, 1);
+    dtr_status s = dtr_world_create(&o, w);
+    unsetenv(name);
+    unsetenv("DTR_LOG");
+    return s;
+}
+
+static uint64_t sum_over_ranks(uint64_t mine) {
+    uint64_t all[64], sum = 0;
+    th_gather_u64(mine, all);
+    for (int r = 0; r < th_size(); r++) {
+        sum += all[r];
+    }
+    return sum;
+}
+
+/* 1 MiB of plain memory, apart and in place. */
+static void reduce_some(dtr_world *w) {
+    enum { N = 1 << 18 };
+    th_buf in = th_buf_new(N, DTR_F32, DTR_MEM_DEFAULT, 4),
+           out = th_buf_new(N, DTR_F32, DTR_MEM_DEFAULT, 0);
+    float *want = malloc(N * sizeof *want);
+    th_fill(in.data, DTR_F32, DTR_SUM, 0, N, th_rank(), th_size());
+    th_expect(want, DTR_F32, DTR_SUM, 0, N, th_size());
+    dtr_buffer a = dtr_cpu(in.data, N, DTR_F32), b = dtr_cpu(out.data, N, DTR_F32);
+    TH_IS(dtr_allreduce(dtr_world_group(w), a, b, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_CHECK(th_differs(out.data, want, DTR_F32, N) == N, "wrong sum apart");
+    TH_IS(dtr_allreduce(dtr_world_group(w), a, a, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_CHECK(th_differs(in.data, want, DTR_F32, N) == N, "wrong sum in place");
+    TH_CHECK(th_buf_ok(&in, false) && th_buf_ok(&out, false), "guard words were overwritten");
+    free(want);
+    th_buf_free(&in);
+    th_buf_free(&out);
+}
+
+START_TEST(switched_off) {
+    dtr_world *w = NULL;
+    wanted = "no cross-memory attach";
+    TH_OK(world_with("DTR_CMA", "off", &w));
+    TH_CHECK(!dtr__cma_usable(w), "usable although switched off");
+    TH_CHECK(sum_over_ranks((uint64_t)said) == (th_size() > 1 ? 1 : 0), "said %d times", said);
+    reduce_some(w);
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+/* One rank finds that it may not: nobody uses it, and one line says who. */
+START_TEST(refused_on_one_rank) {
+    dtr_world *w = NULL;
+    wanted = "no cross-memory attach";
+    TH_OK(world_with("DTR_TUNE", "cma_reduce=1,cma_copy=1", &w));
+    int before = said;
+    dtr__cma_close(w);
+    if (dtr_world_local_size(w) > 1) {
+        TH_IS(dtr__cma_open_as(w, dtr_world_local_rank(w) != dtr_world_local_size(w) - 1), DTR_OK);
+        TH_CHECK(sum_over_ranks((uint64_t)(said - before)) == 1, "said %d times", said - before);
+    }
+    TH_CHECK(!dtr__cma_usable(w), "usable although one rank may not");
+    reduce_some(w);
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+/* All ranks or none, whatever the kernel of this machine says; the sums are right either way. */
+START_TEST(agreed_when_on) {
+    dtr_world *w = NULL;
+    wanted = "no cross-memory attach";
+    TH_OK(world_with("DTR_TUNE", "cma_reduce=1,cma_piece=4K", &w));
+    uint64_t usable = sum_over_ranks(dtr__cma_usable(w));
+    TH_CHECK(usable == 0 || usable == (uint64_t)th_size(), "usable on %d of the ranks",
+             (int)usable);
+    reduce_some(w);
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+START_TEST(unreadable_memory) {
+    const long page = sysconf(_SC_PAGESIZE);
+    char *p = mmap(NULL, 2 * (size_t)page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool usable = dtr__cma_usable(th_world());
+    TH_CHECK(!usable || dtr__cma_reaches(p, 2 * (size_t)page), "readable pages");
+    mprotect(p + page, (size_t)page, PROT_NONE);
+    TH_CHECK(!dtr__cma_reaches(p, 2 * (size_t)page), "a page that nobody may read");
+    munmap(p, 2 * (size_t)page);
+    TH_AGREE();
+}
+END_TEST
+
+/* Local rank 0's value is everybody's. */
+START_TEST(thresholds_of_rank_0) {
+    dtr_world *w = NULL;
+    char text[32];
+    wanted = "";
+    snprintf(text, sizeof text, "chunk=%dK", 64 + 4 * th_rank());
+    TH_OK(world_with("DTR_TUNE", text, &w));
+    int leader = w->local_world[0];
+    TH_CHECK(w->tune.value[DTR__TUNE_CHUNK] == (uint64_t)(64 + 4 * leader) << 10, "chunk is %llu",
+             (unsigned long long)w->tune.value[DTR__TUNE_CHUNK]);
+    reduce_some(w);
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+/* A bad file fails the world on all ranks, with file and line. */
+START_TEST(bad_file) {
+    dtr_world *w = NULL;
+    char path[] = "dtr-tune-XXXXXX";
+    int fd = mkstemp(path);
+    static const char text[] = "dtr-tune 1\nnode \"x\" 2\nchunk many\n";
+    TH_CHECK(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1, "%s", path);
+    close(fd);
+    wanted = "";
+    dtr_status s = world_with("DTR_TUNE_FILE", path, &w);
+    TH_CHECK(s == (th_rank() == 0 ? DTR_ERR_ARG : DTR_ERR_REMOTE), "%s", dtr_status_name(s));
+    TH_MESSAGE("line 3: chunk is \"many\"");
+    unlink(path);
+    TH_AGREE();
+    s = world_with("DTR_TUNE_FILE", "/nowhere/x", &w);
+    TH_CHECK(s == (th_rank() == 0 ? DTR_ERR_IO : DTR_ERR_REMOTE), "%s", dtr_status_name(s));
+    TH_MESSAGE("/nowhere/x");
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "ways", 60);
+    th_add(tc, switched_off, 0, 0);
+    th_add(tc, refused_on_one_rank, 0, 0);
+    th_add(tc, agreed_when_on, 0, 0);
+    th_add(tc, unreadable_memory, 0, 0);
+    th_add(tc, thresholds_of_rank_0, 0, 0);
+    th_add(tc, bad_file, 0, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "shm_ways", make);
+}
