@@ -6,5 +6,5 @@
 #flux: --output=dtr-{{id}}.out
 set -euo pipefail
 [ $# -gt 0 ] || { echo "which program?" >&2; exit 2; }
-tasks=${DTR_TASKS:-$(flux resource list -n -o '{ncores}' | awk '{ n += $1 } END { print int(n / 2) > 0 ? int(n / 2) : 1 }')}
+tasks=${DTR_TASKS:-$(flux resource list -n -o '{ncores}' | awk '{ n += $1 } END { print (n >= 2 ? int(n / 2) : 1) }')}
 exec flux run -n "$tasks" -c 2 -o cpu-affinity=per-task -o pmi=pmix "$@"
