@@ -1,4 +1,4 @@
-"""dtr-bench: every call with right results, columns and JSON of all modes, refusals."""
+"""dtr-bench and dtr-recorder-cost: every call with right results, columns and JSON of all modes, refusals."""
 import json
 import os
 import sys
@@ -6,7 +6,7 @@ import tempfile
 
 from tool import VOID, expect, number, refuses, rows, run, verdict
 
-mpiexec, program = sys.argv[1:3]
+mpiexec, program, recorder = sys.argv[1:4]
 folder = tempfile.TemporaryDirectory(prefix="dtr-bench-")
 out = os.path.join(folder.name, "out.json")
 CALLS = ["allreduce", "reduce", "broadcast", "allgather", "allgatherv", "reduce_scatter", "reduce_scatterv", "alltoall",
@@ -72,8 +72,17 @@ def check_refusals():
     refuses([program, "--json", os.path.join(folder.name, "none", "out")], "cannot write")
 
 
+def check_recorder_cost():
+    run([mpiexec, "-n", "2", recorder, "--rounds", "2", "--json", out], (0,))
+    with open(out, encoding="utf-8") as source:
+        report = json.load(source)
+    expect(report["call_ns"] > 0 and report["record_ns"] > 0 and report["share_percent"] > 0, "cost: %s", report)
+    refuses([recorder, "--rounds", "0"], "\"--rounds\"")
+
+
 check_calls()
 check_types()
 check_modes()
 check_refusals()
+check_recorder_cost()
 verdict()
