@@ -282,6 +282,7 @@ struct dtr_group {
     _Atomic uint64_t monitored; /* monitored barriers entered */
     _Atomic int status;         /* DTR_OK or what broke it; the first wins */
     dtr__error_copy *error;     /* set before status */
+    _Atomic int lost;           /* world rank + 1 of the member whose death broke it, 0: none */
     _Atomic int told;           /* the other members know that it is broken, or told us */
 
     /* Engine (engine.c). queue_lock: works, incoming, callbacks, counters; held briefly, never

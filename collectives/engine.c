@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "death.h"
 #include "engine.h"
 
 enum {
@@ -161,16 +162,16 @@ static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *t
 }
 
 static void expire(dtr_group *g, dtr_work *w, bool locked, dtr__queue *called) {
-    char title[256], site[128], why[1024];
+    char title[256], site[128], why[1024], who[1400];
     dtr__error_context ctx = dtr__work_context(w);
     (void)DTR_FAIL(
         &ctx, DTR_ERR_TIMEOUT,
-        "%s did not finish within %g s on rank %d: %s; called at %s. The group is broken: "
+        "%s did not finish within %g s on rank %d: %s; called at %s%s. The group is broken: "
         "outputs of its unfinished operations are undefined",
         dtr__work_title(w, title, sizeof title),
         atomic_load_explicit(&w->limit, memory_order_relaxed), g->rank,
         say_waits_for(g, w, locked, why, sizeof why),
-        dtr__call_site_text(&w->call, site, sizeof site));
+        dtr__call_site_text(&w->call, site, sizeof site), dtr__blame(g, w, who, sizeof who));
     dtr__group_break_with(g, DTR_ERR_TIMEOUT, called);
 }
 

@@ -6,7 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "death.h"
 #include "groups.h"
+#include "rt_peers.h"
 
 /* ---- the world's own group ---- */
 
@@ -107,6 +109,20 @@ static dtr_status open_messages(dtr_world *world, dtr__groups *gs, uint64_t epoc
     return DTR_OK;
 }
 
+/* Everything local; nobody is waited for. */
+static void close_all(dtr_world *world, bool mpi_alive) {
+    dtr__groups *gs = world->groups;
+    dtr__watchdog_stop(world);
+    dtr__rec_phase(world, DTR__PHASE_ENDING);
+    while (gs->last != NULL) {
+        dtr_group *g = gs->last;
+        dtr__group_unlist(g);
+        dtr__group_disconnect(g, mpi_alive);
+    }
+    free_groups(gs);
+    world->groups = NULL;
+}
+
 dtr_status dtr__groups_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
     dtr_group *own = NULL;
@@ -136,7 +152,12 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr__rec_names(world, kind_name, DTR__K_COUNT, op_name, DTR_PREMUL_SUM + 1);
     dtr__group_list(own);
     dtr__rec_phase(world, DTR__PHASE_RUNNING);
-    return DTR_OK;
+    s = dtr__agree_status(world, world->comm, dtr__watchdog_start(world, dtr__rank_ended),
+                          "world creation");
+    if (s < 0) {
+        close_all(world, true);
+    }
+    return s;
 }
 
 /* ---- the end ---- */
@@ -189,17 +210,10 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
     dtr_status s = DTR_OK;
     if (mpi_alive) {
         s = drain_all(world);
-        dtr__notices_visit(world);
-        s = meet_to_end(world, s);
+        dtr__notices_look(world);
+        s = dtr__ranks_dead(world) > 0 ? s : meet_to_end(world, s);
     }
-    dtr__rec_phase(world, DTR__PHASE_ENDING);
-    while (gs->last != NULL) {
-        dtr_group *g = gs->last;
-        dtr__group_unlist(g);
-        dtr__group_disconnect(g, mpi_alive);
-    }
-    free_groups(gs);
-    world->groups = NULL;
+    close_all(world, mpi_alive);
     return s;
 }
 

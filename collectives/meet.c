@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "death.h"
 #include "meet_chair.h"
 
 /* A rank that came this much later than the one whose limit was reached waits for its own: equal
@@ -250,6 +251,12 @@ static dtr_status step(dtr__meeting *m, bool *moved) {
         dtr__meeting_all_came(m);
     }
     if (m->phase == DTR__ENDED) {
+        return DTR_OK;
+    }
+    const char *death = NULL;
+    if (dtr__first_dead(m->world, m->ranks, m->n, &death) >= 0) {
+        snprintf(m->text, sizeof(m->text), "%s: %.900s", m->what, death);
+        dtr__meeting_end(m, DTR_ERR_REMOTE);
         return DTR_OK;
     }
     bool broke =

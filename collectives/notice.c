@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "death.h"
 #include "engine.h"
 #include "groups.h"
 #include "notice.h"
 #include "post.h"
+#include "rt_peers.h"
 
 enum {
     LOOK_EVERY_NS = 500000,
@@ -17,6 +19,8 @@ enum {
 typedef struct news {
     uint64_t epoch, uid, seq;
     int32_t status, origin;
+    int32_t lost; /* world rank + 1 whose death it is, 0: none */
+    int32_t unused;
     char operation[40], text[1024];
 } news;
 
@@ -32,12 +36,23 @@ struct dtr__notices {
     uint64_t epoch;
     _Atomic int64_t looked_ns;
     _Atomic int n_out;
-    pthread_mutex_t lock; /* guards the rest; order: groups->lock after it */
+    dtr__poller poller;       /* sends where nobody is inside the library */
+    pthread_mutex_t out_lock; /* guards out; no other lock is taken under it */
     outgoing *out;
+    pthread_mutex_t lock; /* guards the rest; order: groups->lock after it */
     dtr__letter *letters;
     news unclaimed[UNCLAIMED];
     unsigned n_unclaimed;
 };
+
+static int poll_out(dtr__poller *poller) {
+    dtr__notices *ns = (dtr__notices *)((char *)poller - offsetof(dtr__notices, poller));
+    if (atomic_load(&ns->n_out) == 0) {
+        return DTR__POLL_IDLE;
+    }
+    dtr__notices_look(ns->world);
+    return atomic_load(&ns->n_out) == 0 ? DTR__POLL_MOVED : DTR__POLL_WAITING;
+}
 
 dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch) {
     dtr__notices *ns = calloc(1, sizeof(*ns));
@@ -45,6 +60,9 @@ dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch) {
         ns->world = world;
         ns->epoch = epoch;
         pthread_mutex_init(&ns->lock, NULL);
+        pthread_mutex_init(&ns->out_lock, NULL);
+        ns->poller.poll = poll_out;
+        dtr__progress_add(world, &ns->poller);
     }
     return ns;
 }
@@ -53,6 +71,7 @@ void dtr__notices_free(dtr__notices *ns, bool mpi_alive) {
     if (ns == NULL) {
         return;
     }
+    dtr__progress_remove(ns->world, &ns->poller);
     if (mpi_alive) {
         dtr__post_end(&ns->letters);
     }
@@ -62,6 +81,7 @@ void dtr__notices_free(dtr__notices *ns, bool mpi_alive) {
         ns->out = next;
     }
     pthread_mutex_destroy(&ns->lock);
+    pthread_mutex_destroy(&ns->out_lock);
     free(ns);
 }
 
@@ -86,26 +106,31 @@ void dtr__notice_broken(dtr_group *g, dtr_status s) {
                       .uid = g->uid,
                       .seq = e.seq,
                       .status = (int32_t)s,
-                      .origin = g->world->rank };
+                      .origin = g->world->rank,
+                      .lost = atomic_load(&g->lost) };
     snprintf(o->news.operation, sizeof(o->news.operation), "%s", e.operation);
     snprintf(o->news.text, sizeof(o->news.text), "%s", e.message);
     for (int i = 0; i < g->size; i++) {
-        if (i != g->rank) {
+        if (i != g->rank && !dtr__rank_dead(g->world, g->world_ranks[i])) {
             o->to[o->n++] = g->world_ranks[i];
         }
     }
-    pthread_mutex_lock(&ns->lock);
+    pthread_mutex_lock(&ns->out_lock);
     o->next = ns->out;
     ns->out = o;
-    pthread_mutex_unlock(&ns->lock);
+    pthread_mutex_unlock(&ns->out_lock);
     atomic_fetch_add(&ns->n_out, 1);
+    dtr__progress_wake(g->world);
 }
 
 /* ns->lock and the right to call MPI are held. */
 static void send_out(dtr__notices *ns) {
-    while (ns->out != NULL) {
-        outgoing *o = ns->out;
-        ns->out = o->next;
+    pthread_mutex_lock(&ns->out_lock);
+    outgoing *next = ns->out;
+    ns->out = NULL;
+    pthread_mutex_unlock(&ns->out_lock);
+    for (outgoing *o = next; o != NULL; o = next) {
+        next = o->next;
         for (int i = 0; i < o->n; i++) {
             (void)dtr__post(ns->world, &ns->letters, o->to[i], DTR__TAG_NOTICE, &o->news,
                             sizeof(o->news), NULL, 0);
@@ -176,8 +201,13 @@ static void take_in(dtr__notices *ns, dtr__queue *called) {
         news *n = message;
         if (n == NULL) {
             empty++;
-        } else if (nbytes == sizeof(*n) && n->epoch == ns->epoch && !deliver(ns, n, called)) {
-            ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
+        } else if (nbytes == sizeof(*n) && n->epoch == ns->epoch) {
+            bool delivered = deliver(ns, n, called);
+            if (n->lost > 0 && n->lost <= ns->world->size) {
+                dtr__rank_lost(ns->world, n->lost - 1, n->text, false, called);
+            } else if (!delivered) {
+                ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
+            }
         }
         free(message);
     }

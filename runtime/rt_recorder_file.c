@@ -170,6 +170,35 @@ static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
 
+/* ---- a process that ends with open worlds ---- */
+
+enum { OPEN_MAX_KEPT = 64 };
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static dtr__rec_header *open_headers[OPEN_MAX_KEPT]; /* open_lock */
+
+static void keep_open(dtr__rec_header *from, dtr__rec_header *to) {
+    pthread_mutex_lock(&open_lock);
+    for (int i = 0; i < OPEN_MAX_KEPT; i++) {
+        if (open_headers[i] == from) {
+            open_headers[i] = to;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&open_lock);
+}
+
+/* Lets peers tell a rank that left by itself from one that was killed. A forked child shares the
+ * mapping, but it is not the rank. */
+__attribute__((destructor)) static void note_exit(void) {
+    for (int i = 0; i < OPEN_MAX_KEPT; i++) {
+        dtr__rec_header *h = open_headers[i];
+        if (h != NULL && h->pid == (uint32_t)getpid() &&
+            atomic_load(&h->phase) < DTR__PHASE_ENDING) {
+            atomic_store(&h->phase, DTR__PHASE_EXITED);
+        }
+    }
+}
+
 dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_memory *m) {
     *m = (dtr__rec_memory){ .fd = -1 };
     size_t before = sizeof(dtr__rec_header) + DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
@@ -188,10 +217,12 @@ dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_mem
                 "DTR_RECORDER_ENTRIES",
                 (unsigned long long)entries, m->nbytes / 1024);
     fill_header(world, entries, m->header, m->nbytes);
+    keep_open(NULL, m->header);
     return DTR_OK;
 }
 
 void dtr__rec_memory_close(dtr__rec_memory *m, bool keep) {
+    keep_open(m->header, NULL);
     atomic_store(&m->header->phase, DTR__PHASE_CLOSED);
     munmap(m->header, m->nbytes);
     if (m->fd >= 0) {

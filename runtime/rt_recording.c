@@ -290,6 +290,51 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     return text;
 }
 
+/* Of several unfinished operations the oldest is the one that holds up the others. */
+const dtr__record *dtr__recording_open(const dtr__recording *r) {
+    for (size_t i = 0; i < r->n_records; i++) {
+        if (!dtr__record_over(&r->records[i])) {
+            return &r->records[i];
+        }
+    }
+    return NULL;
+}
+
+const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *text, size_t cap) {
+    char title[256];
+    const dtr__record *open = dtr__recording_open(r), *last = dtr__recording_last(r, true);
+    const dtr__record *of = open != NULL ? open : last;
+    const char *stopped = r->alive && r->state == 'T' ? " and stopped (SIGSTOP)" : "";
+    size_t at = 0;
+    text[0] = '\0';
+    if (of == NULL) {
+        add(text, cap, &at, "it %s not begun any operation%s", r->alive ? "has" : "had", stopped);
+        return text;
+    }
+    const char *site = of->site[0] != '\0' ? of->site : "a place that was not noted";
+    double age = (double)(now - (open != NULL ? open->t_issued : last->t_finished)) * 1e-9;
+    dtr__recording_title(r, of, title, sizeof title);
+    if (!r->alive) {
+        add(text, cap, &at,
+            open != NULL ? "it was inside %s, called at %s"
+                         : "it was outside the library; its last finished operation was %s, called "
+                           "at %s",
+            title, site);
+    } else if (open != NULL) {
+        add(text, cap, &at, "it is inside %s since %.1f s%s, called at %s", title, age, stopped,
+            site);
+    } else {
+        add(text, cap, &at,
+            "it is outside the library since %.1f s%s; its last finished operation is %s, called "
+            "at %s",
+            age, stopped, title, site);
+    }
+    if (atomic_load(&r->head.local.version) != 0 && r->head.local.t > of->t_issued) {
+        add(text, cap, &at, "; its last call failed: %.300s", r->head.local.text);
+    }
+    return text;
+}
+
 bool dtr__process_look(uint32_t pid, uint64_t *start, char *state) {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%u/stat", pid);

@@ -92,6 +92,7 @@ typedef struct dtr__recording {
     dtr__record *records; /* by number, oldest first */
     size_t n_records, torn;
     bool alive; /* set by who asks: the process that wrote it still runs */
+    char state; /* and how, as in /proc */
     char path[512];
 } dtr__recording;
 
@@ -116,6 +117,10 @@ static inline bool dtr__record_over(const dtr__record *r) {
 }
 /* Newest record that has ended / that has not; NULL: none. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
+
+const dtr__record *dtr__recording_open(const dtr__recording *r); /* oldest that has not ended */
+/* "it is inside allreduce #17 ... since 2.1 s, called at train.c:15"; `now` on the rank's clock. */
+const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *text, size_t cap);
 
 /* A process's start time and state letter from /proc; false when it is gone. */
 bool dtr__process_look(uint32_t pid, uint64_t *start, char *state);

@@ -10,6 +10,7 @@
 #include <dtr/version.h>
 
 #include "rt_internal.h"
+#include "rt_peers.h"
 
 #define WORLD_GONE UINT64_C(0x6474725f676f6e65)
 enum { TAG_UB_NEEDED = 196607 };
@@ -223,6 +224,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__memory_close(w);
     dtr__cma_close(w);
     dtr__arena_close(w);
+    dtr__peers_close(w);
     dtr__recorder_close(w);
     dtr__log_close(w);
     MPI_Comm *const comms[] = { &w->node_comm, &w->comm };
@@ -260,6 +262,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     free(scratch);
     if (s == DTR_OK) {
         s = dtr__tune_open(w);
+        DTR_KEEP_FIRST(s, dtr__peers_open(w));
         DTR_KEEP_FIRST(s, dtr__arena_open(w));
         DTR_KEEP_FIRST(s, dtr__cma_open(w));
         s = dtr__agree_status(w, w->comm, s, what);
@@ -332,6 +335,10 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
 dtr_status dtr__world_close(dtr_world *world) {
     bool alive = dtr__mpi_alive();
     bool finish = !world->keep_mpi;
+    if (finish && world->own_mpi && dtr__ranks_dead(world) > 0) {
+        DTR_WARN(world, "a rank has died, so MPI_Finalize could wait for ever and is left out");
+        finish = false;
+    }
     dtr_status s = dismantle(world, alive);
     DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
     if (!alive) {

@@ -24,6 +24,8 @@ typedef struct dtr__log dtr__log;
 typedef struct dtr__memory dtr__memory;
 typedef struct dtr__groups dtr__groups; /* collectives layer */
 
+struct dtr__peers;
+struct dtr__watchdog;
 struct dtr_world {
     uint64_t magic; /* DTR__WORLD_MAGIC while live */
     uint32_t serial;
@@ -55,9 +57,11 @@ struct dtr_world {
     dtr__arena
         *arena;    /* node-shared memory, NULL when this node cannot share (one warning given) */
     dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */
-    dtr__memory *memory;     /* live dtr_alloc blocks */
-    dtr__recorder *recorder; /* flight recorder */
-    dtr__progress *progress; /* never NULL; without a thread it only keeps the list */
+    dtr__memory *memory;            /* live dtr_alloc blocks */
+    dtr__recorder *recorder;        /* flight recorder */
+    struct dtr__peers *peers;       /* what is known of the other ranks without their help */
+    struct dtr__watchdog *watchdog; /* NULL before the groups are there */
+    dtr__progress *progress;        /* never NULL; without a thread it only keeps the list */
     dtr__groups *groups;
     struct dtr__tenant *tenants; /* newest first; lock of rt_tenant.c */
 };
@@ -196,6 +200,7 @@ size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
 typedef enum dtr__world_phase {
     DTR__PHASE_OPENING = 1,
     DTR__PHASE_RUNNING,
+    DTR__PHASE_EXITED, /* exit() or return from main while the world was open */
     DTR__PHASE_ENDING, /* inside dtr_world_destroy, all peers have agreed or cannot */
     DTR__PHASE_CLOSED
 } dtr__world_phase;

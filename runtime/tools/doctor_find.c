@@ -188,8 +188,14 @@ static bool find_disagreement(doctor_job *job, const doctor_group *g, uint64_t s
     return found;
 }
 
-static bool is_absent(const doctor_member *m, uint64_t seq) {
-    return m->world_rank >= 0 && m->rec != NULL && m->highest < seq;
+/* A rank that never came although it was well: not one that gave up because of another's death. */
+static bool is_absent(const doctor_job *job, const doctor_member *m, uint64_t seq) {
+    if (m->world_rank < 0 || m->rec == NULL || m->highest >= seq) {
+        return false;
+    }
+    const dtr__rec_error *e = &m->rec->head.failure;
+    return is_dead(&job->rank[m->world_rank]) || atomic_load(&e->version) == 0 ||
+           e->status != DTR_ERR_REMOTE;
 }
 
 /* Sentences for members that have not entered operation `seq`, which others wait in. */
@@ -215,12 +221,12 @@ static void find_absent(doctor_job *job, const doctor_group *g, uint64_t seq, bo
     memset(in, 0, (size_t)job->size * sizeof *in);
     for (int i = 0; i < g->size; i++) {
         const doctor_member *m = &g->member[i];
-        if (is_absent(m, seq) && said++ < SINGLE_RANKS) {
+        if (is_absent(job, m, seq) && said++ < SINGLE_RANKS) {
             doctor_problem_add(job, DOCTOR_ABSENT, "%s never entered %s, called at %s on %s; %s",
                                doctor_who(job, m->world_rank, who, sizeof who), title,
                                doctor_site(sample), waiters,
                                doctor_doing(job, m->world_rank, doing, sizeof doing));
-        } else if (is_absent(m, seq)) {
+        } else if (is_absent(job, m, seq)) {
             in[m->world_rank] = true;
             absent++;
         }

@@ -125,47 +125,14 @@ const char *doctor_site(const dtr__record *r) {
     return r->site[0] != '\0' ? r->site : "a place that was not noted";
 }
 
-/* Of several unfinished operations the oldest is the one that holds up the others. */
-static const dtr__record *oldest_open(const dtr__recording *r) {
-    for (size_t i = 0; i < r->n_records; i++) {
-        if (r->records[i].state < DTR__REC_FINISHED) {
-            return &r->records[i];
-        }
-    }
-    return NULL;
-}
-
 const char *doctor_doing(const doctor_job *job, int rank, char *text, size_t cap) {
-    const dtr__recording *r = job->rank[rank].rec;
-    char title[256];
+    dtr__recording *r = job->rank[rank].rec;
     if (r == NULL) {
         snprintf(text, cap, "it has left no recording");
         return text;
     }
-    const dtr__record *open = oldest_open(r), *last = dtr__recording_last(r, true);
-    const dtr__record *of = open != NULL ? open : last;
-    if (of == NULL) {
-        snprintf(text, cap, "it has not begun any operation");
-        return text;
-    }
-    int64_t since = open != NULL ? open->t_issued : last->t_finished;
-    double age = (double)(job->now - doctor_time(r, since)) * 1e-9;
-    bool over = job->rank[rank].here && !job->rank[rank].alive;
-    dtr__recording_title(r, of, title, sizeof title);
-    if (over) {
-        snprintf(text, cap,
-                 open != NULL ? "it was inside %s, called at %s"
-                              : "it was outside the library; its last finished "
-                                "operation was %s, called at %s",
-                 title, doctor_site(of));
-    } else if (open != NULL) {
-        snprintf(text, cap, "it is inside %s since %.1f s, called at %s", title, age,
-                 doctor_site(of));
-    } else {
-        snprintf(text, cap,
-                 "it is outside the library since %.1f s; its last finished operation is %s, "
-                 "called at %s",
-                 age, title, doctor_site(of));
-    }
-    return text;
+    /* Of a rank on another host nobody knows here whether it lives. */
+    r->alive = job->rank[rank].alive || !job->rank[rank].here;
+    r->state = job->rank[rank].state;
+    return dtr__recording_doing(r, job->now - (r->head.real_ns - r->head.mono_ns), text, cap);
 }

@@ -15,20 +15,11 @@ static const char *state_name(const doctor_rank *k) {
     return k->here ? "died" : "unknown";
 }
 
-static const dtr__record *first_open(const dtr__recording *r) {
-    for (size_t i = 0; i < r->n_records; i++) {
-        if (r->records[i].state < DTR__REC_FINISHED) {
-            return &r->records[i];
-        }
-    }
-    return NULL;
-}
-
 /* The members of the open operation's group that have not entered it. */
 static const char *waits_for(const doctor_job *job, int rank, const doctor_group *groups, size_t n,
                              char *text, size_t cap) {
     const dtr__recording *r = job->rank[rank].rec;
-    const dtr__record *open = first_open(r);
+    const dtr__record *open = dtr__recording_open(r);
     const dtr__rec_group *own = open != NULL ? dtr__recording_group(r, open->group) : NULL;
     size_t at = 0;
     snprintf(text, cap, "-");
@@ -70,7 +61,7 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
             continue;
         }
         print_operation(k->rec, dtr__recording_last(k->rec, true), last, sizeof last);
-        print_operation(k->rec, first_open(k->rec), current, sizeof current);
+        print_operation(k->rec, dtr__recording_open(k->rec), current, sizeof current);
         fprintf(to, "%5d  %-16s %8u  %-8s %10.1f  %-10s  last: %s\n", i, k->rec->head.host,
                 k->rec->head.pid, state_name(k), (double)(job->now - k->last_sign) * 1e-9,
                 waits_for(job, i, groups, n, whom, sizeof whom), last);
@@ -161,7 +152,7 @@ static void json_rank(const doctor_job *job, int rank, size_t last, FILE *to) {
     }
     fprintf(to, ",\"pid\":%u,\"quiet_s\":%.3f,\"records\":%zu,\"unreadable\":%zu", r->head.pid,
             (double)(job->now - k->last_sign) * 1e-9, r->n_records, r->torn);
-    const dtr__record *ended = dtr__recording_last(r, true), *open = first_open(r);
+    const dtr__record *ended = dtr__recording_last(r, true), *open = dtr__recording_open(r);
     if (ended != NULL) {
         fprintf(to, ",\"last\":");
         json_record(r, ended, to);

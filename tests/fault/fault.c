@@ -58,6 +58,16 @@ static void put_file(const char *name) {
     }
 }
 
+static void put_pid(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/pid", folder);
+    FILE *f = fopen(path, "w");
+    if (f != NULL) {
+        fprintf(f, "%d\n", (int)getpid());
+        fclose(f);
+    }
+}
+
 /* ---- the faults; a case returns when its rank may end in order ---- */
 
 static void healthy(void) {
@@ -102,12 +112,173 @@ static void kind(void) {
     note("call", rank == victim ? dtr_broadcast(group, b, 0, NULL, NULL) : allreduce("grad.3", 0));
 }
 
+/* The others say that they are about to call; the victim gives them a moment to get inside. */
+static void go_ahead(void) {
+    char name[32];
+    snprintf(name, sizeof name, "in%d", rank);
+    put_file(name);
+    for (int i = 0; i < size && rank == victim; i++) {
+        snprintf(name, sizeof name, "in%d", i);
+        await_file(name);
+    }
+    nap(rank == victim ? 0.1 : 0);
+}
+
 /* FI5: the victim is killed while the others wait. */
 static void killed(void) {
+    go_ahead();
     if (rank == victim) {
         raise(SIGKILL);
     }
     note("allreduce", allreduce("grad.3", 0));
+}
+
+/* FI6: between operations; the others learn of it at their next call at the latest. */
+static void crashed(void) {
+    if (rank == victim) {
+        signal(SIGABRT, SIG_DFL);
+        abort();
+    }
+    nap(0.2);
+    note("allreduce", allreduce("grad.3", 0));
+}
+
+/* FI7: the victim leaves without dtr_world_destroy; its exit code is its own. */
+static void left(void) {
+    go_ahead();
+    if (rank == victim) {
+        exit(0);
+    }
+    note("allreduce", allreduce("grad.3", 0));
+}
+
+/* EA3, EA8: works under way, a waiter in another thread's place, and one that had finished. */
+static void killed_async(void) {
+    enum { WORKS = 50 };
+    dtr_work *done = NULL, *w[WORKS] = { NULL };
+    static float own[WORKS][8];
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32);
+    (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &done);
+    (void)dtr_work_wait(done, -1);
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    dtr_status issued = DTR_OK;
+    for (int i = 0; i < WORKS && issued == DTR_OK; i++) {
+        dtr_buffer x = dtr_cpu(own[i], 8, DTR_F32);
+        issued = dtr_allreduce(group, x, x, DTR_SUM, &o, &w[i]);
+    }
+    note("issued", issued);
+    for (int i = 0; i < WORKS && w[i] != NULL; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "work%d", i);
+        note(name, dtr_work_wait(w[i], -1));
+        (void)dtr_work_release(w[i]);
+    }
+    note("before", dtr_work_wait(done, -1));
+    (void)dtr_work_release(done);
+    note("after", allreduce("late", 0));
+    note("group", dtr_group_status(group));
+}
+
+/* FI23, EA5: the ranks without the victim have a group of their own, which goes on. */
+static void other_group(void) {
+    dtr_group *half = NULL;
+    note("split", dtr_group_split(group, rank == victim, 0, NULL, &half));
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    note("world", allreduce("grad.3", 0));
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32);
+    for (int i = 0; i < 10; i++) {
+        note("half", dtr_allreduce(half, b, b, DTR_MAX, NULL, NULL));
+    }
+    note("destroy_half", dtr_group_destroy(half));
+}
+
+/* FI22 */
+static void creation(void) {
+    dtr_group *half = NULL;
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    note("split", dtr_group_split(group, 0, 0, NULL, &half));
+    fprintf(out, "half %s\n", half == NULL ? "none" : "some");
+}
+
+static void wake_victim(void) {
+    char path[512];
+    int pid = 0;
+    snprintf(path, sizeof path, "%s/pid", folder);
+    FILE *f = fopen(path, "r");
+    if (f != NULL && fscanf(f, "%d", &pid) == 1 && pid > 0) {
+        kill((pid_t)pid, SIGCONT);
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+}
+
+/* FI3: stopped until the others have given up. */
+static void stopped(void) {
+    char name[32];
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGSTOP);
+        note("allreduce", allreduce("grad.3", 1.0));
+        return;
+    }
+    note("allreduce", allreduce("grad.3", 1.0));
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+    for (int r = 0; r < size && rank == 0; r++) {
+        snprintf(name, sizeof name, "done%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    if (rank == 0) {
+        wake_victim();
+    }
+}
+
+/* FI14: a receive that nobody sends to. */
+static void no_partner(void) {
+    if (rank == 0) {
+        dtr_coll_options o = { .struct_size = sizeof o, .label = "halo", .timeout_s = 1.0 };
+        note("recv", dtr_recv(group, dtr_cpu(data, N, DTR_F32), victim, 7, &o, NULL));
+        put_file("done0");
+        return;
+    }
+    await_file("done0");
+}
+
+/* FI16: the victim's call is refused, and it does not try again. */
+static void refused(void) {
+    if (rank == victim) {
+        dtr_buffer bad = dtr_cpu(NULL, N, DTR_F32);
+        note("bad", dtr_allreduce(group, bad, bad, DTR_SUM, NULL, NULL));
+        put_file("bad");
+    }
+    await_file("bad");
+    absent();
+}
+
+/* FI12: two groups of the same two ranks in opposite order. */
+static void opposite(void) {
+    dtr_group *a = NULL, *b = NULL;
+    dtr_coll_options o = { .struct_size = sizeof o, .timeout_s = 1.0 };
+    dtr_group_options na = DTR_GROUP_OPTIONS_INIT, nb = DTR_GROUP_OPTIONS_INIT;
+    na.name = "rows";
+    nb.name = "columns";
+    (void)dtr_group_split(group, 0, 0, &na, &a);
+    (void)dtr_group_split(group, 0, 0, &nb, &b);
+    dtr_buffer x = dtr_cpu(data, N, DTR_F32);
+    note("first", dtr_allreduce(rank == 0 ? a : b, x, x, DTR_MAX, &o, NULL));
 }
 
 static const struct {
@@ -117,7 +288,16 @@ static const struct {
               { "slow", slow },
               { "absent", absent },
               { "kind", kind },
-              { "killed", killed } };
+              { "killed", killed },
+              { "crashed", crashed },
+              { "left", left },
+              { "killed_async", killed_async },
+              { "other_group", other_group },
+              { "creation", creation },
+              { "stopped", stopped },
+              { "no_partner", no_partner },
+              { "refused", refused },
+              { "opposite", opposite } };
 
 int main(int argc, char **argv) {
     char path[512];
@@ -136,6 +316,9 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < WARM; i++) {
         (void)allreduce("warm", 0);
+    }
+    if (rank == victim) {
+        put_pid();
     }
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (strcmp(cases[i].name, argv[1]) == 0) {

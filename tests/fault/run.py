@@ -145,8 +145,91 @@ def kind():
 
 
 def killed():
-    diagnosis(r"rank %d \(host \S+, pid \d+\) died .*allreduce #20 .*'warm'.*called at fault\.c" % victim,
-              r"rank %d .* never entered allreduce #21 .*'grad\.3'" % victim)
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 .*'warm'.*"
+               r"called at fault\.c:\d+" % victim)
+        expect(r, "destroy", "DTR_OK")
+    diagnosis(r"rank %d \(host \S+, pid \d+\) died .*allreduce #20 .*'warm'.*called at fault\.c" % victim)
+
+
+def crashed():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 " % victim)
+        expect(r, "destroy", "DTR_OK")
+
+
+def left():
+    # Open MPI may end the others, also with recovery, when a rank exits without MPI_Finalize.
+    told = [r for r in others if "allreduce" in lines(r)]
+    check(told, "no rank has learnt of it")
+    for r in told:
+        expect(r, "allreduce", "DTR_ERR_REMOTE",
+               r"rank %d \(host \S+, pid \d+\) ended without dtr_world_destroy: it was .*allreduce #20 " % victim)
+        if "destroy" in lines(r):
+            expect(r, "destroy", "DTR_OK")
+    diagnosis(r"rank %d .* ended without dtr_world_destroy" % victim)
+
+
+def killed_async():
+    for r in others:
+        # Death may be known before all have been issued, or before the first.
+        notes = lines(r)
+        works = [k for k in notes if k.startswith("work")]
+        check(notes.get("issued", ("",))[0] in ("DTR_OK", "DTR_ERR_REMOTE"), "rank %d: issued %s" % (r, notes))
+        for call in works + ["after"]:
+            expect(r, call, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % victim, "outputs of its unfinished")
+        expect(r, "before", "DTR_OK")
+        expect(r, "group", "DTR_ERR_REMOTE")
+        expect(r, "destroy", "DTR_OK")
+    causes = {lines(r).get("after", ("", ""))[1] for r in others}
+    check(len(causes) == 1, "not the same words on all ranks: %s" % causes)
+
+
+def other_group():
+    for r in others:
+        expect(r, "world", "DTR_ERR_REMOTE", "rank %d .* died" % victim)
+        expect(r, "half", "DTR_OK")
+        expect(r, "destroy_half", "DTR_OK")
+        expect(r, "destroy", "DTR_OK")
+
+
+def creation():
+    for r in others:
+        expect(r, "split", "DTR_ERR_REMOTE", "dtr_group_split", r"rank %d \(host \S+, pid \d+\) died: it was " % victim)
+        expect(r, "half", "none")
+        expect(r, "destroy", "DTR_OK")
+
+
+def stopped():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_TIMEOUT", "rank %d" % victim)
+    texts = " ".join(lines(r).get("allreduce", ("", ""))[1] for r in others)
+    check(re.search(r"rank %d \(host \S+, pid \d+\): it is outside the library since [0-9.]+ s and stopped" % victim, texts),
+          "nobody says that rank %d is stopped: %s" % (victim, texts))
+    expect(victim, "allreduce", "DTR_ERR_TIMEOUT")
+
+
+def no_partner():
+    expect(0, "recv", "DTR_ERR_TIMEOUT", r"recv #1 .*tag 7 'halo'", r"called at fault\.c:\d+",
+           r"rank %d \(host \S+, pid \d+\): it is outside the library .*allreduce #20 " % victim)
+    diagnosis(r"rank 0 waits in recv #1 .*, called at fault\.c:\d+, but rank %d .* has not posted the matching send" % victim)
+
+
+def refused():
+    expect(victim, "bad", "DTR_ERR_ARG")
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_TIMEOUT")
+    texts = " ".join(lines(r).get("allreduce", ("", ""))[1] for r in others)
+    check(re.search(r"rank %d \(.*its last call failed: .*NULL" % victim, texts), "the refusal is not told: " + texts)
+
+
+def opposite():
+    for r in range(ranks):
+        expect(r, "first", "DTR_ERR_TIMEOUT")
+    texts = " ".join(lines(r).get("first", ("", ""))[1] for r in range(ranks))
+    check("opposite order" in texts and "'rows'" in texts and "'columns'" in texts, texts)
+    diagnosis(r"groups are used in opposite order: rank \d waits in allreduce #1 .*called at fault\.c:\d+, for rank \d, "
+              r"which waits in allreduce #1 .*called at fault\.c")
 
 
 output = launch()

@@ -1,0 +1,134 @@
+/* What becomes of groups when a rank dies, and what a timeout says of the ranks that are missing.
+ * All of it is read from the recordings of the node's ranks: nobody is asked who may be stuck. */
+#include "death.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "groups.h"
+#include "rt_peers.h"
+
+/* ---- deaths ---- */
+
+static bool has_member(const dtr_group *g, int world_rank) {
+    for (int i = 0; i < g->size; i++) {
+        if (g->world_ranks[i] == world_rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void dtr__rank_lost(dtr_world *world, int world_rank, const char *text, bool tell,
+                    dtr__queue *called) {
+    if (!dtr__rank_died(world, world_rank, text) || world->groups == NULL) {
+        return;
+    }
+    dtr_error before = DTR_ERROR_INIT;
+    dtr_last_error(&before);
+    dtr_status kept = before.status;
+    dtr__error_copy *copy = kept < 0 ? dtr__error_save() : NULL;
+    dtr__groups *gs = world->groups;
+    pthread_mutex_lock(&gs->lock);
+    for (dtr_group *g = gs->first; g != NULL; g = g->next) {
+        if (atomic_load(&g->status) == DTR_OK && has_member(g, world_rank)) {
+            dtr__error_context ctx = { .world = world, .group = g->name };
+            (void)DTR_FAIL(&ctx, DTR_ERR_REMOTE,
+                           "%s. Group '%s' is broken: outputs of its unfinished operations are "
+                           "undefined",
+                           text, g->name);
+            atomic_store(&g->lost, world_rank + 1);
+            atomic_store(&g->told, !tell);
+            dtr__group_break_with(g, DTR_ERR_REMOTE, called);
+        }
+    }
+    pthread_mutex_unlock(&gs->lock);
+    if (copy != NULL) {
+        (void)dtr__error_restore(copy, kept);
+        dtr__error_copy_free(copy);
+    }
+    dtr__progress_wake(world);
+}
+
+void dtr__rank_ended(dtr_world *world, int world_rank) {
+    char name[128], doing[900], text[1100];
+    dtr__queue called = { NULL, NULL };
+    dtr__recording *r = dtr__peer_look(world, world_rank);
+    bool left = r != NULL && atomic_load(&r->head.phase) == DTR__PHASE_EXITED;
+    dtr__recording_free(r);
+    snprintf(text, sizeof text, "%s %s: %s", dtr__peer_name(world, world_rank, name, sizeof name),
+             left ? "ended without dtr_world_destroy" : "died",
+             dtr__peer_doing(world, world_rank, doing, sizeof doing));
+    dtr__rank_lost(world, world_rank, text, true, &called);
+    dtr__callbacks_run(&called);
+}
+
+int dtr__first_dead(const dtr_world *world, const int *world_ranks, int n, const char **text) {
+    for (int i = 0; i < n && dtr__ranks_dead(world) > 0; i++) {
+        if (dtr__rank_dead(world, world_ranks[i])) {
+            *text = dtr__rank_death(world, world_ranks[i]);
+            return world_ranks[i];
+        }
+    }
+    return -1;
+}
+
+/* ---- who is waited for ---- */
+
+enum { NAMED = 4 }; /* members that a message describes; of the others it gives the number */
+
+/* The rank is inside a group of this rank's too, in an operation that this one has not entered. */
+static bool is_opposite(const dtr_world *world, int world_rank, const dtr_group *g) {
+    dtr__recording *r = dtr__peer_look(world, world_rank);
+    const dtr__record *open = r != NULL ? dtr__recording_open(r) : NULL;
+    const dtr__rec_group *other = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+    uint64_t own = 0;
+    bool opposite = other != NULL && open->seq != 0 && other->uid != g->uid &&
+                    dtr__peer_entered(world, world->rank, other->uid, &own) && own < open->seq;
+    dtr__recording_free(r);
+    return opposite;
+}
+
+static void add_doing(const dtr_group *g, int world_rank, char *text, size_t cap) {
+    size_t at = strlen(text);
+    char name[128], doing[900];
+    if (dtr__peer_doing(g->world, world_rank, doing, sizeof doing)[0] == '\0') {
+        return;
+    }
+    snprintf(text + at, cap - at, ". %s: %s%s",
+             dtr__peer_name(g->world, world_rank, name, sizeof name), doing,
+             is_opposite(g->world, world_rank, g)
+                 ? " (opposite order: this rank has not entered that one)"
+                 : "");
+}
+
+static bool is_absent(const dtr_group *g, int member, const dtr_work *w) {
+    uint64_t seq = 0;
+    return member != g->rank && dtr__peer_entered(g->world, g->world_ranks[member], g->uid, &seq) &&
+           seq < w->seq;
+}
+
+const char *dtr__blame(const dtr_group *g, const dtr_work *w, char *text, size_t cap) {
+    text[0] = '\0';
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        int peer = w->call.root;
+        if (peer >= 0 && peer < g->size && peer != g->rank) {
+            add_doing(g, g->world_ranks[peer], text, cap);
+        }
+        return text;
+    }
+    int absent = 0;
+    for (int i = 0; i < g->size; i++) {
+        if (is_absent(g, i, w) && absent++ < NAMED) {
+            add_doing(g, g->world_ranks[i], text, cap);
+        }
+    }
+    if (absent > NAMED) {
+        size_t at = strlen(text);
+        snprintf(text + at, cap - at, ". %d more ranks of this node have not entered it",
+                 absent - NAMED);
+    }
+    return text;
+}

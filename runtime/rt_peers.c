@@ -1,0 +1,305 @@
+/* Mapping the recordings of the node's other ranks, and asking the kernel about their processes. A
+ * process is known by its number and start time together, so that a number used again is not taken
+ * for a peer. */
+#include "rt_peers.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "rt_internal.h"
+
+typedef struct peer {
+    const dtr__rec_header *map; /* NULL: not to be seen */
+    size_t nbytes;
+    int fd;       /* of the process, -1: none */
+    bool watched; /* the process can be looked at by its number */
+} peer;
+
+struct dtr__peers {
+    int n, n_ranks; /* of the node, of the world */
+    peer *peer;     /* [n] */
+    _Atomic int n_dead;
+    _Atomic uint8_t *dead; /* [world size] */
+    pthread_mutex_t lock;
+    char **death; /* [world size], NULL or what is known of the death; set once, lock */
+};
+
+/* What a rank tells the others of its recording. */
+typedef struct offer {
+    uint64_t nbytes, nonce, pid_start, pid_space;
+    uint32_t pid;
+    int32_t fd;
+    char path[512];
+} offer;
+
+static uint64_t own_pid_space(void) {
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+static void fill_offer(const dtr_world *world, offer *o) {
+    const dtr__rec_memory *m = dtr__recorder_memory(world);
+    *o = (offer){ .nbytes = m->nbytes,
+                  .nonce = m->header->nonce,
+                  .pid_start = m->header->pid_start,
+                  .pid_space = own_pid_space(),
+                  .pid = m->header->pid,
+                  .fd = m->fd };
+    snprintf(o->path, sizeof o->path, "%s", m->path);
+}
+
+/* By its name, else, where mounts differ or there is none, through /proc. */
+static const dtr__rec_header *map_path(const char *path, const offer *o) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    void *p = MAP_FAILED;
+    if (fd >= 0 && fstat(fd, &st) == 0 && (uint64_t)st.st_size == o->nbytes) {
+        p = mmap(NULL, o->nbytes, PROT_READ, MAP_SHARED, fd, 0);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    const dtr__rec_header *h = p;
+    if (h->magic != DTR__RECORDING_MAGIC || h->nonce != o->nonce) {
+        munmap(p, o->nbytes);
+        return NULL;
+    }
+    return h;
+}
+
+static int open_process(uint32_t pid) {
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+static void meet_peer(peer *p, const offer *o) {
+    char path[64], state;
+    uint64_t start = 0;
+    p->nbytes = o->nbytes;
+    p->map = o->path[0] != '\0' ? map_path(o->path, o) : NULL;
+    if (p->map == NULL && o->fd >= 0) {
+        snprintf(path, sizeof path, "/proc/%u/fd/%d", o->pid, o->fd);
+        p->map = map_path(path, o);
+    }
+    /* Numbers of another pid namespace are other processes here. */
+    p->watched = o->pid_space != 0 && o->pid_space == own_pid_space() && o->pid_start != 0;
+    if (!p->watched) {
+        return;
+    }
+    p->fd = open_process(o->pid);
+    if (p->fd >= 0 && (!dtr__process_look(o->pid, &start, &state) || start != o->pid_start)) {
+        close(p->fd); /* ended meanwhile: found by its number */
+        p->fd = -1;
+    }
+}
+
+static void delete_peers(struct dtr__peers *ps) {
+    for (int i = 0; ps->death != NULL && i < ps->n_ranks; i++) {
+        free(ps->death[i]);
+    }
+    pthread_mutex_destroy(&ps->lock);
+    free((void *)ps->death);
+    free(ps->peer);
+    free((void *)ps->dead);
+    free(ps);
+}
+
+static struct dtr__peers *new_peers(const dtr_world *world) {
+    struct dtr__peers *ps = calloc(1, sizeof *ps);
+    if (ps != NULL) {
+        ps->n = world->local_size;
+        ps->peer = calloc((size_t)ps->n, sizeof *ps->peer);
+        ps->dead = calloc((size_t)world->size, sizeof *ps->dead);
+        ps->death = calloc((size_t)world->size, sizeof *ps->death);
+        ps->n_ranks = world->size;
+        pthread_mutex_init(&ps->lock, NULL);
+        for (int i = 0; ps->peer != NULL && i < ps->n; i++) {
+            ps->peer[i].fd = -1;
+        }
+    }
+    if (ps != NULL && (ps->peer == NULL || ps->dead == NULL || ps->death == NULL)) {
+        delete_peers(ps);
+        return NULL;
+    }
+    return ps;
+}
+
+dtr_status dtr__peers_open(dtr_world *world) {
+    dtr__error_context ctx = { .world = world };
+    const int nbytes = (int)sizeof(offer);
+    offer mine, *offers = calloc((size_t)world->local_size, sizeof *offers);
+    world->peers = new_peers(world);
+    fill_offer(world, &mine);
+    int able = offers != NULL && world->peers != NULL, all = 0;
+    int code = MPI_Allreduce(&able, &all, 1, MPI_INT, MPI_MIN, world->node_comm);
+    if (code == MPI_SUCCESS && all && able) {
+        code = MPI_Allgather(&mine, nbytes, MPI_BYTE, offers, nbytes, MPI_BYTE, world->node_comm);
+        for (int i = 0; code == MPI_SUCCESS && i < world->local_size; i++) {
+            if (i != world->local_rank) {
+                meet_peer(&world->peers->peer[i], &offers[i]);
+            }
+        }
+    }
+    free(offers);
+    DTR_REQUIRE(able, &ctx, DTR_ERR_NOMEM, "no memory for the facts of %d ranks of this node",
+                world->local_size);
+    if (code != MPI_SUCCESS) {
+        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    return DTR_OK;
+}
+
+void dtr__peers_close(dtr_world *world) {
+    struct dtr__peers *ps = world->peers;
+    if (ps == NULL) {
+        return;
+    }
+    for (int i = 0; i < ps->n; i++) {
+        if (ps->peer[i].map != NULL) {
+            munmap((void *)ps->peer[i].map, ps->peer[i].nbytes);
+        }
+        if (ps->peer[i].fd >= 0) {
+            close(ps->peer[i].fd);
+        }
+    }
+    delete_peers(ps);
+    world->peers = NULL;
+}
+
+/* ---- processes ---- */
+
+int dtr__peer_fd(const dtr_world *world, int local_rank) {
+    return world->peers->peer[local_rank].fd;
+}
+
+static bool has_ended(const peer *p) {
+    char state = '?';
+    uint64_t start = 0;
+    struct pollfd look = { .fd = p->fd, .events = POLLIN };
+    if (p->fd >= 0) {
+        return poll(&look, 1, 0) == 1 && look.revents != 0;
+    }
+    return !dtr__process_look(p->map->pid, &start, &state) || start != p->map->pid_start ||
+           state == 'Z' || state == 'X';
+}
+
+bool dtr__peer_gone(const dtr_world *world, int local_rank) {
+    const peer *p = &world->peers->peer[local_rank];
+    if (local_rank == world->local_rank || p->map == NULL || !p->watched) {
+        return false;
+    }
+    /* The process first: it writes its phase before it ends. */
+    return has_ended(p) && atomic_load(&p->map->phase) < DTR__PHASE_ENDING;
+}
+
+bool dtr__rank_dead(const dtr_world *world, int world_rank) {
+    return world->peers != NULL && atomic_load(&world->peers->dead[world_rank]) != 0;
+}
+
+bool dtr__rank_died(dtr_world *world, int world_rank, const char *text) {
+    struct dtr__peers *ps = world->peers;
+    if (ps == NULL || world_rank < 0 || world_rank >= world->size) {
+        return false;
+    }
+    pthread_mutex_lock(&ps->lock);
+    bool first = atomic_load(&ps->dead[world_rank]) == 0;
+    if (first) {
+        ps->death[world_rank] = strdup(text);
+        atomic_store(&ps->dead[world_rank], 1);
+        atomic_fetch_add(&ps->n_dead, 1);
+    }
+    pthread_mutex_unlock(&ps->lock);
+    return first;
+}
+
+const char *dtr__rank_death(const dtr_world *world, int world_rank) {
+    const char *text = world->peers->death[world_rank];
+    return text != NULL ? text : "a rank died";
+}
+
+int dtr__ranks_dead(const dtr_world *world) {
+    return world->peers != NULL ? atomic_load(&world->peers->n_dead) : 0;
+}
+
+/* ---- recordings ---- */
+
+/* NULL where the rank cannot be seen from here. */
+static const dtr__rec_header *header_of(const dtr_world *world, int world_rank, size_t *nbytes) {
+    if (world->peers == NULL || world_rank < 0 || world_rank >= world->size ||
+        world->node_of[world_rank] != world->node) {
+        return NULL;
+    }
+    if (world_rank == world->rank) {
+        *nbytes = dtr__recorder_memory(world)->nbytes;
+        return dtr__recorder_header(world);
+    }
+    const peer *p = &world->peers->peer[world->local_rank_of[world_rank]];
+    *nbytes = p->nbytes;
+    return p->map;
+}
+
+dtr__recording *dtr__peer_look(const dtr_world *world, int world_rank) {
+    char why[80];
+    size_t nbytes = 0;
+    const dtr__rec_header *h = header_of(world, world_rank, &nbytes);
+    dtr__recording *r = h != NULL ? dtr__recording_parse(h, nbytes, why, sizeof why) : NULL;
+    if (r != NULL) {
+        uint64_t start = 0;
+        r->state = '?';
+        r->alive = dtr__process_look(h->pid, &start, &r->state) && start == h->pid_start &&
+                   r->state != 'Z';
+    }
+    return r;
+}
+
+const char *dtr__peer_name(const dtr_world *world, int world_rank, char *text, size_t cap) {
+    size_t nbytes;
+    const dtr__rec_header *h = header_of(world, world_rank, &nbytes);
+    if (h != NULL) {
+        snprintf(text, cap, "rank %d (host %s, pid %u)", world_rank, h->host, h->pid);
+    } else {
+        snprintf(text, cap, "rank %d", world_rank);
+    }
+    return text;
+}
+
+const char *dtr__peer_doing(const dtr_world *world, int world_rank, char *text, size_t cap) {
+    dtr__recording *r = dtr__peer_look(world, world_rank);
+    text[0] = '\0';
+    if (r != NULL) {
+        dtr__recording_doing(r, dtr__now_ns(), text, cap);
+    }
+    dtr__recording_free(r);
+    return text;
+}
+
+bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t *seq) {
+    dtr__recording *r = dtr__peer_look(world, world_rank);
+    const dtr__rec_group *g = r != NULL ? dtr__recording_group_uid(r, group_uid) : NULL;
+    bool known = g != NULL;
+    *seq = 0;
+    for (size_t i = 0; known && i < r->n_records; i++) {
+        if (r->records[i].group == atomic_load(&g->id) && r->records[i].seq > *seq) {
+            *seq = r->records[i].seq;
+        }
+    }
+    /* No record of the group in a ring that has gone round says nothing. */
+    known = known &&
+            (*seq != 0 || (r->n_records > 0 && r->records[0].number == 1) || r->n_records == 0);
+    dtr__recording_free(r);
+    return known;
+}

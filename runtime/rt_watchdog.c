@@ -1,0 +1,116 @@
+/* The watchdog of a world: a thread that beats and sees peers end. It calls no MPI and takes no
+ * lock that an issuing thread holds for long, so that it survives what it watches. */
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "rt_internal.h"
+#include "rt_peers.h"
+
+struct dtr__watchdog {
+    pthread_t thread;
+    int wake; /* eventfd: readable once the watchdog has to stop */
+    _Atomic bool stop;
+    int n;             /* entries of fd */
+    struct pollfd *fd; /* [0] wake, then one per local rank, -1: none; the thread's */
+    bool *reported;    /* [local size]; the thread's */
+    void (*died)(dtr_world *world, int world_rank);
+};
+
+static void look_at_peers(dtr_world *world, struct dtr__watchdog *d) {
+    for (int i = 0; i < world->local_size; i++) {
+        struct pollfd *p = &d->fd[1 + i];
+        if (d->reported[i] || i == world->local_rank) {
+            continue;
+        }
+        if (dtr__peer_gone(world, i)) {
+            d->reported[i] = true;
+            p->fd = -1;
+            d->died(world, world->local_world[i]);
+        } else if (p->revents != 0) {
+            p->fd = -1; /* ended in order: would wake us for ever */
+        }
+    }
+}
+
+static void *thread_main(void *arg) {
+    dtr_world *world = arg;
+    struct dtr__watchdog *d = world->watchdog;
+    dtr__rec_header *h = dtr__recorder_header(world);
+    const int nap_ms = (int)dtr__opt_number(&world->options, DTR__OPT_WATCHDOG_MS);
+    while (!atomic_load(&d->stop)) {
+        atomic_store_explicit(&h->beat_ns, dtr__now_ns(), memory_order_release);
+        look_at_peers(world, d);
+        (void)poll(d->fd, (nfds_t)d->n, nap_ms);
+    }
+    return NULL;
+}
+
+static void destroy(struct dtr__watchdog *d) {
+    if (d != NULL) {
+        if (d->wake >= 0) {
+            close(d->wake);
+        }
+        free(d->fd);
+        free(d->reported);
+        free(d);
+    }
+}
+
+static struct dtr__watchdog *prepare(const dtr_world *world) {
+    size_t n = (size_t)world->local_size;
+    struct dtr__watchdog *d = calloc(1, sizeof *d);
+    if (d == NULL) {
+        return NULL;
+    }
+    d->wake = eventfd(0, EFD_CLOEXEC);
+    d->n = world->local_size + 1;
+    d->fd = calloc(n + 1, sizeof *d->fd);
+    d->reported = calloc(n, sizeof *d->reported);
+    if (d->wake < 0 || d->fd == NULL || d->reported == NULL) {
+        destroy(d);
+        return NULL;
+    }
+    d->fd[0] = (struct pollfd){ .fd = d->wake, .events = POLLIN };
+    for (int i = 0; i < world->local_size; i++) {
+        d->fd[1 + i] = (struct pollfd){ .fd = dtr__peer_fd(world, i), .events = POLLIN };
+    }
+    return d;
+}
+
+dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *, int)) {
+    dtr__error_context ctx = { .world = world };
+    struct dtr__watchdog *d = prepare(world);
+    DTR_REQUIRE(d != NULL, &ctx, DTR_ERR_NOMEM, "no memory or descriptor for the watchdog");
+    d->died = died;
+    world->watchdog = d;
+    sigset_t all, before; /* signals belong to the program's own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    errno = pthread_create(&d->thread, NULL, thread_main, world);
+    int code = errno;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code != 0) {
+        destroy(d);
+        world->watchdog = NULL;
+        errno = code;
+        return DTR_FAIL_ERRNO(&ctx, DTR_ERR_SYSTEM, "cannot start the watchdog thread");
+    }
+    pthread_setname_np(d->thread, "dtr-watchdog");
+    return DTR_OK;
+}
+
+void dtr__watchdog_stop(dtr_world *world) {
+    struct dtr__watchdog *d = world->watchdog;
+    if (d != NULL) {
+        const uint64_t one = 1;
+        atomic_store(&d->stop, true);
+        while (write(d->wake, &one, sizeof one) < 0 && errno == EINTR) {
+        }
+        pthread_join(d->thread, NULL);
+        destroy(d);
+        world->watchdog = NULL;
+    }
+}
