@@ -65,6 +65,7 @@ static dtr_status check_module(const dtr_ddp *ddp) {
                        : ddp->hook.fn != NULL               ? "a communication hook"
                        : ddp->step.fn != NULL               ? "step callbacks"
                        : ddp->join.begun                    ? "a join"
+                       : ddp->delayed.trigger != DTR__NONE  ? "delayed parameters"
                        : ddp->delayed.n > 0                 ? "delayed parameters"
                                                             : NULL;
     DTR_REQUIRE(ddp->zero == NULL, NULL, DTR_ERR_STATE,

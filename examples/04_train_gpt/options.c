@@ -4,6 +4,7 @@
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char help[] =
     "train_gpt - train a small transformer on text, one MPI rank per shard of each batch\n"
@@ -19,8 +20,18 @@ static const char help[] =
     "  --verify [N]       first train N steps (default 20) on one rank with the same global "
     "batches and compare the losses\n"
     "  --checkpoint FILE  resume from FILE if it exists, save there at the end (safetensors)\n"
+    "  --resume FILE      start from FILE, which must exist; with --zero it may have been written "
+    "on another number of ranks\n"
     "  --save-every N     also save every N steps\n"
     "  --stop-at N        stop after step N of the planned ones\n"
+    "  --zero             shard the optimizer state; checkpoints are one file per rank and an "
+    "index\n"
+    "  --accumulate N     backward passes per optimizer step (default 1)\n"
+    "  --hook NAME        communication hook: allreduce, fp16, bf16, q8 or powersgd\n"
+    "  --mixed TYPE       average gradients in bf16 or f16\n"
+    "  --uneven           rank r has r batches more than rank 0\n"
+    "  --deterministic    the same bits whatever backend moves the data\n"
+    "  --curve FILE       rank 0 writes every step's loss there\n"
     "  --sample N         bytes of text to generate at the end (default 240)\n"
     "  --help             this text\n";
 
@@ -39,6 +50,14 @@ enum {
     SAVE,
     STOP,
     SAMPLE,
+    RESUME,
+    ZERO,
+    ACCUMULATE,
+    HOOK,
+    MIXED,
+    UNEVEN,
+    DETERMINISTIC,
+    CURVE,
     HELP
 };
 
@@ -57,6 +76,14 @@ static const struct option table[] = {
     { "save-every", required_argument, NULL, SAVE },
     { "stop-at", required_argument, NULL, STOP },
     { "sample", required_argument, NULL, SAMPLE },
+    { "resume", required_argument, NULL, RESUME },
+    { "zero", no_argument, NULL, ZERO },
+    { "accumulate", required_argument, NULL, ACCUMULATE },
+    { "hook", required_argument, NULL, HOOK },
+    { "mixed", required_argument, NULL, MIXED },
+    { "uneven", no_argument, NULL, UNEVEN },
+    { "deterministic", no_argument, NULL, DETERMINISTIC },
+    { "curve", required_argument, NULL, CURVE },
     { "help", no_argument, NULL, HELP },
     { NULL, 0, NULL, 0 },
 };
@@ -99,6 +126,54 @@ static bool rate_of(const char *text, float *out, bool loud) {
     return true;
 }
 
+static bool hook_of(const char *text, train_options *o, bool loud) {
+    static const struct {
+        const char *name;
+        dtr_ddp_builtin which;
+    } hooks[] = {
+        { "allreduce", DTR_HOOK_ALLREDUCE }, { "fp16", DTR_HOOK_FP16 },
+        { "bf16", DTR_HOOK_BF16 },           { "q8", DTR_HOOK_Q8 },
+        { "powersgd", DTR_HOOK_POWERSGD },
+    };
+    for (size_t k = 0; k < sizeof hooks / sizeof hooks[0]; k++) {
+        if (strcmp(hooks[k].name, text) == 0) {
+            o->hook = hooks[k].name;
+            o->builtin = hooks[k].which;
+            return true;
+        }
+    }
+    if (loud) {
+        fprintf(stderr, "train_gpt: --hook takes allreduce, fp16, bf16, q8 or powersgd, not '%s'\n",
+                text);
+    }
+    return false;
+}
+
+static bool mixed_of(const char *text, train_options *o, bool loud) {
+    o->mixed = strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0;
+    o->mixed_dtype = strcmp(text, "f16") == 0 ? DTR_F16 : DTR_BF16;
+    if (!o->mixed && loud) {
+        fprintf(stderr, "train_gpt: --mixed takes bf16 or f16, not '%s'\n", text);
+    }
+    return o->mixed;
+}
+
+/* What does not go together. */
+static bool fits(const train_options *o, bool loud) {
+    const char *why = NULL;
+    if (o->zero && o->hook != NULL) {
+        why = "--zero does not go with --hook: a hook takes the place of the reduction";
+    } else if (o->uneven && (o->zero || o->verify > 0 || o->accumulate > 1)) {
+        why = "--uneven does not go with --zero, --verify and --accumulate";
+    } else if (o->uneven && (o->checkpoint != NULL || o->resume != NULL)) {
+        why = "--uneven does not go with checkpoints: the ranks' optimizers differ at the end";
+    }
+    if (why != NULL && loud) {
+        fprintf(stderr, "train_gpt: %s\n", why);
+    }
+    return why == NULL;
+}
+
 /* --verify N and --verify=N both work, as does --verify alone. */
 static const char *optional_value(int argc, char **argv) {
     if (optarg == NULL && optind < argc && argv[optind][0] != '-') {
@@ -116,6 +191,27 @@ static bool take(train_options *o, int which, const char *name, const char *text
     case CHECKPOINT:
         o->checkpoint = text;
         return true;
+    case RESUME:
+        o->resume = text;
+        return true;
+    case CURVE:
+        o->curve = text;
+        return true;
+    case DETERMINISTIC:
+        o->deterministic = true;
+        return true;
+    case ZERO:
+        o->zero = true;
+        return true;
+    case UNEVEN:
+        o->uneven = true;
+        return true;
+    case ACCUMULATE:
+        return whole_int(name, text, 1, 65536, &o->accumulate, loud);
+    case HOOK:
+        return hook_of(text, o, loud);
+    case MIXED:
+        return mixed_of(text, o, loud);
     case STEPS:
         return whole(name, text, 1, 100000000, &o->steps, loud);
     case VERIFY:
@@ -152,6 +248,7 @@ int train_options_parse(train_options *o, int argc, char **argv, bool loud) {
     *o = (train_options){ .data = "/usr/share/common-licenses",
                           .model = { 64, 3, 6, 96 },
                           .batch = 8,
+                          .accumulate = 1,
                           .steps = 400,
                           .rate = 0.003f,
                           .seed = 1,
@@ -182,5 +279,5 @@ int train_options_parse(train_options *o, int argc, char **argv, bool loud) {
         }
         return 2;
     }
-    return 0;
+    return fits(o, loud) ? 0 : 2;
 }

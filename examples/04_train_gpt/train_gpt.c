@@ -6,13 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <dtr/dtr.h>
 
-#include "checkpoint.h"
 #include "corpus.h"
 #include "gpt.h"
 #include "options.h"
+#include "parallel.h"
 
 typedef struct trainer {
     train_options options;
@@ -21,9 +22,9 @@ typedef struct trainer {
     int rank, size;
     corpus text;
     gpt *model;
-    dtr_param *params; /* one per model parameter, tensors over the model's memory */
-    dtr_ddp *ddp;
-    float *m, *v; /* AdamW state */
+    parallel p;
+    FILE *curve; /* [--curve] on rank 0 */
+    int part;    /* backward pass of this step, from 0 */
     uint8_t *input, *target;
     long step;        /* steps done */
     float *reference; /* losses of the one-rank run, [verify] on rank 0 */
@@ -64,7 +65,7 @@ static void not_told(void *arg, size_t param) {
 /* Losses of the first `verify` steps with the global batch on this rank alone. */
 static bool train_alone(trainer *t) {
     const train_options *o = &t->options;
-    int batch = o->batch * t->size;
+    int batch = o->batch * o->accumulate * t->size;
     gpt *g = gpt_create(o->model, batch, o->seed);
     size_t count = g != NULL ? gpt_count(g) : 0, bytes = (size_t)batch * (size_t)o->model.context;
     float *state = calloc(3 * count, sizeof *state);
@@ -92,24 +93,6 @@ static bool train_alone(trainer *t) {
 
 /* ---- set-up ---- */
 
-static dtr_status make_params(trainer *t) {
-    gpt *g = t->model;
-    t->params = calloc(g->n_params, sizeof *t->params);
-    if (t->params == NULL) {
-        return DTR_ERR_NOMEM;
-    }
-    for (size_t i = 0; i < g->n_params; i++) {
-        gpt_param *p = &g->params[i];
-        t->params[i].name = p->name;
-        dtr_status s = dtr_tensor_from_buffer(dtr_cpu(p->value, p->count, DTR_F32), p->ndim,
-                                              p->shape, NULL, NULL, NULL, &t->params[i].value);
-        if (s != DTR_OK) {
-            return s;
-        }
-    }
-    return DTR_OK;
-}
-
 /* Memory of this rank. False when there is too little. */
 static bool make_model(trainer *t) {
     const train_options *o = &t->options;
@@ -118,19 +101,9 @@ static bool make_model(trainer *t) {
     if (t->model == NULL) {
         return false;
     }
-    t->m = calloc(gpt_count(t->model), sizeof *t->m);
-    t->v = calloc(gpt_count(t->model), sizeof *t->v);
     t->input = malloc(bytes);
     t->target = malloc(bytes);
-    return t->m != NULL && t->v != NULL && t->input != NULL && t->target != NULL;
-}
-
-/* All ranks learn whether any of them failed, so that none goes on alone. */
-static bool all_well(const trainer *t, bool mine) {
-    uint8_t ok = mine;
-    dtr_status s = dtr_allreduce(t->group, dtr_cpu(&ok, 1, DTR_BOOL), dtr_cpu(&ok, 1, DTR_BOOL),
-                                 DTR_MIN, NULL, NULL);
-    return s == DTR_OK && ok;
+    return t->input != NULL && t->target != NULL;
 }
 
 static bool prepare(trainer *t) {
@@ -142,31 +115,47 @@ static bool prepare(trainer *t) {
         ok = false;
     }
     ok = ok && make_model(t);
-    if (ok && t->options.checkpoint != NULL) {
-        ok =
-            checkpoint_load(t->options.checkpoint, t->model, t->m, t->v, &t->step, why, sizeof why);
+    if (ok && t->rank == 0 && t->options.curve != NULL) {
+        t->curve = fopen(t->options.curve, "w");
+        snprintf(why, sizeof why, "cannot write %s", t->options.curve);
+        ok = t->curve != NULL;
     }
     if (!ok) {
         fprintf(stderr, "train_gpt: rank %d: %s\n", t->rank, why);
     }
-    return all_well(t, ok);
+    return parallel_all(&t->p, ok);
 }
 
-static dtr_status wrap(trainer *t) {
-    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    o.grad_as_bucket_view = true; /* backward writes straight into the buckets */
-    o.bucket_cap_bytes =
-        512 * 1024; /* a small model: several buckets, so that reduction starts early */
-    o.first_bucket_bytes = 128 * 1024;
-    dtr_status s = make_params(t);
-    return s != DTR_OK ? s : dtr_ddp_create(t->group, t->params, t->model->n_params, &o, &t->ddp);
+/* --resume must find its file, --checkpoint starts afresh without. */
+static bool resume(trainer *t) {
+    const train_options *o = &t->options;
+    const char *path = o->resume != NULL ? o->resume : o->checkpoint;
+    char why[512] = "";
+    if (path == NULL) {
+        return true;
+    }
+    bool there = parallel_all(&t->p, access(path, F_OK) == 0);
+    if (!there && o->resume != NULL) {
+        fprintf(stderr, "train_gpt: rank %d: --resume %s: no such file on some rank\n", t->rank,
+                path);
+    }
+    if (!there) {
+        return o->resume == NULL;
+    }
+    bool ok = parallel_load(&t->p, t->model, path, &t->step, why, sizeof why);
+    if (!ok) {
+        fprintf(stderr, "train_gpt: rank %d: %s\n", t->rank, why);
+    } else if (t->rank == 0 && t->step > 0) {
+        printf("resumed from %s at step %ld\n", path, t->step);
+    }
+    return parallel_all(&t->p, ok);
 }
 
 /* ---- training ---- */
 
 static void grad_ready(void *arg, size_t param) {
     trainer *t = arg;
-    dtr_status s = dtr_ddp_grad_ready(t->ddp, param, NULL);
+    dtr_status s = parallel_ready(&t->p, t->model, param, t->options.accumulate, t->part == 0);
     if (t->failed == DTR_OK) {
         t->failed = s;
     }
@@ -179,24 +168,49 @@ static dtr_status global_loss(const trainer *t, float mine, float *loss) {
                          NULL, NULL);
 }
 
-static dtr_status train_step(trainer *t, float *loss) {
+/* Forward and backward of one batch; averaged with the last one of the step. */
+static dtr_status train_part(trainer *t, float *loss) {
     gpt *g = t->model;
     const train_options *o = &t->options;
-    load_batch(t, t->step, t->rank * o->batch, o->batch, t->input, t->target);
-    float mine = gpt_forward(g, t->input, t->target);
-    for (size_t i = 0; i < g->n_params;
-         i++) { /* the buckets move once, when DDP has learned the ready order */
-        g->params[i].grad = dtr_tensor_data(dtr_ddp_grad(t->ddp, i));
+    load_batch(t, t->step, (t->part * t->size + t->rank) * o->batch, o->batch, t->input, t->target);
+    dtr_status s = dtr_ddp_set_sync(t->p.ddp, t->part == o->accumulate - 1);
+    if (s == DTR_OK) {
+        s = dtr_ddp_forward_begin(t->p.ddp);
     }
+    if (s != DTR_OK) {
+        return s;
+    }
+    *loss += gpt_forward(g, t->input, t->target) / (float)o->accumulate;
+    s = dtr_ddp_forward_end(t->p.ddp, NULL, 0);
+    if (s != DTR_OK) {
+        return s;
+    }
+    parallel_point(&t->p, g);
     t->failed = DTR_OK;
     gpt_backward(g, t->input, t->target, grad_ready, t);
-    dtr_status s = dtr_ddp_backward_end(t->ddp, NULL);
-    if (t->failed != DTR_OK || s != DTR_OK) {
-        return t->failed != DTR_OK ? t->failed : s;
+    s = dtr_ddp_backward_end(t->p.ddp, NULL);
+    return t->failed != DTR_OK ? t->failed : s;
+}
+
+static dtr_status train_step(trainer *t, float *loss) {
+    const train_options *o = &t->options;
+    dtr_status s = DTR_OK;
+    float mine = 0;
+    for (t->part = 0; t->part < o->accumulate && s == DTR_OK; t->part++) {
+        s = train_part(t, &mine);
     }
-    gpt_adamw(g, t->m, t->v, t->step + 1, rate_at(o, t->step));
+    if (s == DTR_OK) {
+        s = dtr_optim_set_rate(t->p.optim, (double)rate_at(o, t->step));
+    }
+    if (s == DTR_OK) {
+        s = dtr_optim_step(t->p.optim);
+    }
+    if (s != DTR_OK) {
+        return s;
+    }
     t->step++;
-    return global_loss(t, mine, loss);
+    *loss = mine; /* ranks that have joined take no part in collectives of the program's own */
+    return o->uneven ? DTR_OK : global_loss(t, mine, loss);
 }
 
 /* One line per twentieth of the way: launchers give ranks a terminal of their own, so redrawing a
@@ -204,7 +218,7 @@ static dtr_status train_step(trainer *t, float *loss) {
 static void show(trainer *t, long first, float loss, bool last) {
     static const char full[] = "##############################";
     dtr_ddp_stats stats = { .struct_size = sizeof stats };
-    if (dtr_ddp_get_stats(t->ddp, &stats) == DTR_OK) {
+    if (dtr_ddp_get_stats(t->p.ddp, &stats) == DTR_OK) {
         t->comm_s += stats.last.comm_s;
         t->exposed_s += stats.last.exposed_comm_s;
     }
@@ -215,13 +229,21 @@ static void show(trainer *t, long first, float loss, bool last) {
         return;
     }
     double done = (double)(t->step - first), s = now() - t->start;
-    double tokens = done * t->size * t->options.batch * t->options.model.context;
+    double tokens =
+        done * t->size * t->options.batch * t->options.accumulate * t->options.model.context;
     printf(
         "[%-30.*s] step %ld/%ld  loss %.3f  %6.0f tokens/s  comm %.2f ms/step, exposed %.2f ms\n",
         (int)(30 * t->step / t->options.steps), full, t->step, t->options.steps,
         t->loss_sum / t->loss_n, tokens / s, 1e3 * t->comm_s / done, 1e3 * t->exposed_s / done);
     fflush(stdout);
     t->loss_sum = t->loss_n = 0;
+}
+
+/* A line of the loss curve: nine digits tell every float. */
+static void draw(const trainer *t, float loss) {
+    if (t->curve != NULL) {
+        fprintf(t->curve, "%ld %.9g\n", t->step, (double)loss);
+    }
 }
 
 /* Rank 0 compares with its own run alone. */
@@ -234,32 +256,44 @@ static void compare(trainer *t, float loss) {
 
 static bool save(const trainer *t) {
     char why[512] = "";
-    bool ok = t->rank != 0 || checkpoint_save(t->options.checkpoint, t->model, t->m, t->v, t->step,
-                                              why, sizeof why);
+    bool ok = parallel_save(&t->p, t->model, t->options.checkpoint, t->step, why, sizeof why);
     if (!ok) {
         fprintf(stderr, "train_gpt: %s\n", why);
     }
-    return all_well(t, ok);
+    return parallel_all(&t->p, ok);
+}
+
+static bool report_step(const trainer *t, dtr_status s) {
+    if (s != DTR_OK) {
+        fprintf(stderr, "train_gpt: rank %d, step %ld: %s: %s\n", t->rank, t->step,
+                dtr_status_name(s), dtr_last_error_message());
+    }
+    return s == DTR_OK;
 }
 
 static bool train(trainer *t) {
     const train_options *o = &t->options;
     long first = t->step, last = o->stop_at > 0 && o->stop_at < o->steps ? o->stop_at : o->steps;
+    last += o->uneven ? t->rank : 0;
     t->start = now();
+    if (o->uneven && !report_step(t, dtr_ddp_join_begin(t->p.ddp, NULL))) {
+        return false;
+    }
     while (t->step < last) {
         float loss = 0;
-        dtr_status s = train_step(t, &loss);
-        if (s != DTR_OK) {
-            fprintf(stderr, "train_gpt: rank %d, step %ld: %s: %s\n", t->rank, t->step,
-                    dtr_status_name(s), dtr_last_error_message());
+        if (!report_step(t, train_step(t, &loss))) {
             return false;
         }
         compare(t, loss);
+        draw(t, loss);
         show(t, first, loss, t->step == last);
         if (o->checkpoint != NULL && o->save_every > 0 && t->step % o->save_every == 0 &&
             !save(t)) {
             return false;
         }
+    }
+    if (o->uneven && !report_step(t, dtr_ddp_join_end(t->p.ddp))) {
+        return false;
     }
     return o->checkpoint == NULL || save(t);
 }
@@ -287,7 +321,8 @@ static bool verified(const trainer *t) {
     if (t->rank != 0 || t->options.verify == 0) {
         return true;
     }
-    const double limit = 2e-3; /* float sums in another order, amplified over the steps */
+    /* Float sums in another order, amplified over the steps; gradients of fewer bits. */
+    const double limit = t->options.hook != NULL || t->options.mixed ? 5e-2 : 2e-3;
     bool ok = t->worst <= limit;
     printf("verify: %ld steps on %d ranks against one rank with the same global batch: largest "
            "relative loss difference "
@@ -311,6 +346,27 @@ static void sample(const trainer *t) {
     free(text);
 }
 
+/* What the options add to the plain training. */
+static void introduce_options(const trainer *t) {
+    const train_options *o = &t->options;
+    dtr_zero_state state;
+    if (o->zero && dtr_optim_state(t->p.optim, 0, &state) == DTR_OK) {
+        printf("sharded optimizer: %zu bytes of state on this rank, %zu without sharding\n",
+               dtr_optim_state_nbytes(t->p.optim), 2 * sizeof(float) * gpt_count(t->model));
+    }
+    if (o->accumulate > 1) {
+        printf("%d backward passes per step\n", o->accumulate);
+    }
+    if (o->hook != NULL || o->mixed) {
+        printf("gradients are averaged in %s%s%s\n",
+               o->mixed ? dtr_dtype_name(o->mixed_dtype) : "f32",
+               o->hook != NULL ? ", by hook " : "", o->hook != NULL ? o->hook : "");
+    }
+    if (o->uneven) {
+        printf("rank r trains r steps more than rank 0; the loss is rank 0's\n");
+    }
+}
+
 static void introduce(const trainer *t) {
     if (t->rank == 0) {
         printf("train_gpt: %zu parameters in %zu arrays, %d ranks x batch %d x context %d, %zu "
@@ -319,9 +375,7 @@ static void introduce(const trainer *t) {
                gpt_count(t->model), t->model->n_params, t->size, t->options.batch,
                t->options.model.context, t->text.size, t->text.files, t->text.files == 1 ? "" : "s",
                gpt_matmul_name());
-        if (t->step > 0) {
-            printf("resumed from %s at step %ld\n", t->options.checkpoint, t->step);
-        }
+        introduce_options(t);
         fflush(stdout);
     }
 }
@@ -330,43 +384,61 @@ static bool run(trainer *t) {
     if (!prepare(t)) {
         return false;
     }
+    dtr_status s = parallel_make(&t->p, t->group, t->model, &t->options);
+    if (s != DTR_OK) {
+        fprintf(stderr, "train_gpt: rank %d: %s: %s\n", t->rank, dtr_status_name(s),
+                dtr_last_error_message());
+    }
+    if (!parallel_all(&t->p, s == DTR_OK)) {
+        return false;
+    }
     introduce(t);
+    if (!resume(t)) {
+        return false;
+    }
     if (t->step > 0) {
         t->options.verify = 0; /* the reference starts at step 0 */
     }
     if (t->options.verify > t->options.steps) {
         t->options.verify = t->options.steps;
     }
-    if (!all_well(t, t->rank != 0 || t->options.verify == 0 || train_alone(t))) {
+    if (!parallel_all(&t->p, t->rank != 0 || t->options.verify == 0 || train_alone(t)) ||
+        !train(t)) {
         return false;
     }
-    dtr_status s = wrap(t);
-    if (s != DTR_OK) {
-        fprintf(stderr, "train_gpt: rank %d: %s: %s\n", t->rank, dtr_status_name(s),
-                dtr_last_error_message());
-        return false;
-    }
-    if (!train(t)) {
-        return false;
-    }
-    bool same = same_parameters(t), agrees = all_well(t, verified(t));
+    bool same = same_parameters(t), agrees = parallel_all(&t->p, verified(t));
     sample(t);
     return same && agrees;
 }
 
 static void clean_up(trainer *t) {
-    dtr_ddp_destroy(t->ddp);
-    for (size_t i = 0; t->params != NULL && i < t->model->n_params; i++) {
-        dtr_tensor_release(t->params[i].value);
+    parallel_free(&t->p, t->model);
+    if (t->curve != NULL) {
+        fclose(t->curve);
     }
-    free(t->params);
+    if (t->options.deterministic) {
+        dtr_group_destroy(t->group);
+    }
     gpt_free(t->model);
     corpus_free(&t->text);
-    free(t->m);
-    free(t->v);
     free(t->input);
     free(t->target);
     free(t->reference);
+}
+
+static bool choose_group(trainer *t) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.deterministic = true;
+    if (!t->options.deterministic) {
+        return true;
+    }
+    t->group = NULL;
+    dtr_status s = dtr_group_split(dtr_world_group(t->world), 0, t->rank, &o, &t->group);
+    t->p.group = t->group;
+    if (s != DTR_OK) {
+        fprintf(stderr, "train_gpt: %s: %s\n", dtr_status_name(s), dtr_last_error_message());
+    }
+    return s == DTR_OK;
 }
 
 int main(int argc, char **argv) {
@@ -375,11 +447,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "train_gpt: %s\n", dtr_last_error_message());
         return 1;
     }
-    t.group = dtr_world_group(t.world);
+    t.group = t.p.group = dtr_world_group(t.world);
     t.rank = dtr_world_rank(t.world);
     t.size = dtr_world_size(t.world);
     int parsed = train_options_parse(&t.options, argc, argv, t.rank == 0);
-    bool ok = parsed == 0 && run(&t);
+    bool ok = parsed == 0 && choose_group(&t) && run(&t);
     clean_up(&t);
     dtr_world_destroy(t.world);
     return parsed == 1 ? 0 : parsed == 2 ? 2 : ok ? 0 : 1;

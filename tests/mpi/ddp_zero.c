@@ -459,10 +459,15 @@ START_TEST(refused) {
     static const size_t list[] = { 0 };
     char word[40];
     snprintf(word, sizeof word, "rank %d", last);
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 10; k++) {
         dtr_ddp_options o = small_buckets();
         o.find_unused = k == 0;
         o.flags = k == 1 ? DTR_DDP_PER_PARAM : 0;
+        o.delayed = list;
+        o.n_delayed = k == 9 ? 1 : 0;
+        o.delayed_trigger = 1;
+        o.has_delayed_trigger = k == 9;
+        s.params[2].flags = k == 8 ? DTR_PARAM_SPARSE : 0;
         dtr_ddp *ddp = ddp_new(&s, &o);
         dtr_zero *z = NULL, *first = NULL;
         dtr_zero_options zo = DTR_ZERO_OPTIONS_INIT;
@@ -484,7 +489,7 @@ START_TEST(refused) {
             zo.flags = th_rank() == last ? DTR_ZERO_OVERLAP : 0;
         }
         TH_IS(dtr_zero_create(ddp, &zo, &z), want);
-        if (k >= 2 && k != 5 && want != DTR_OK) {
+        if (k >= 2 && k != 5 && k < 8 && want != DTR_OK) {
             TH_MESSAGE(word);
         }
         TH_CHECK((z == NULL) == (want != DTR_OK), "case %d: the output was touched", k);

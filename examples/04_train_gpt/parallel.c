@@ -1,0 +1,153 @@
+/* Module, optimizer and checkpoints of train_gpt. */
+#include "parallel.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint.h"
+
+/* ---- making ---- */
+
+static dtr_status make_params(parallel *p, gpt *g) {
+    p->params = calloc(g->n_params, sizeof *p->params);
+    if (p->params == NULL) {
+        return DTR_ERR_NOMEM;
+    }
+    for (size_t i = 0; i < g->n_params; i++) {
+        gpt_param *param = &g->params[i];
+        p->params[i].name = param->name;
+        dtr_status s =
+            dtr_tensor_from_buffer(dtr_cpu(param->value, param->count, DTR_F32), param->ndim,
+                                   param->shape, NULL, NULL, NULL, &p->params[i].value);
+        if (s != DTR_OK) {
+            return s;
+        }
+    }
+    return DTR_OK;
+}
+
+static dtr_status make_module(parallel *p, const gpt *g, const train_options *o) {
+    dtr_ddp_options options = DTR_DDP_OPTIONS_INIT;
+    /* Backward writes straight into the buckets, where these have its type. */
+    options.grad_as_bucket_view = !o->mixed;
+    options.has_reduce_dtype = o->mixed;
+    options.reduce_dtype = o->mixed_dtype;
+    /* A small model: several buckets, so that reduction starts early. */
+    options.bucket_cap_bytes = 512 * 1024;
+    options.first_bucket_bytes = 128 * 1024;
+    dtr_status s = dtr_ddp_create(p->group, p->params, g->n_params, &options, &p->ddp);
+    if (s == DTR_OK && o->hook != NULL) {
+        dtr_hook_options hook = DTR_HOOK_OPTIONS_INIT;
+        hook.start_iteration = 10; /* PowerSGD: plain averages first */
+        hook.rank = 4;
+        s = dtr_ddp_register_builtin_hook(p->ddp, o->builtin, &hook);
+    }
+    return s;
+}
+
+static dtr_status make_optimizer(parallel *p, const train_options *o) {
+    dtr_optim_options options = DTR_OPTIM_OPTIONS_INIT;
+    options.rule = DTR_OPTIM_ADAMW;
+    options.beta2 = 0.95;
+    options.weight_decay = 0.01;
+    options.decay_min_ndim = 2; /* matrices only */
+    dtr_status s = o->zero ? dtr_zero_create(p->ddp, NULL, &p->zero) : DTR_OK;
+    return s != DTR_OK ? s : dtr_optim_create(p->ddp, p->zero, &options, &p->optim);
+}
+
+dtr_status parallel_make(parallel *p, dtr_group *group, gpt *g, const train_options *o) {
+    p->group = group;
+    dtr_status s = make_params(p, g);
+    if (s == DTR_OK) {
+        s = make_module(p, g, o);
+    }
+    if (s == DTR_OK) {
+        s = make_optimizer(p, o);
+    }
+    if (s == DTR_OK && o->accumulate > 1) {
+        p->scratch = calloc(gpt_count(g), sizeof *p->scratch);
+        s = p->scratch != NULL ? DTR_OK : DTR_ERR_NOMEM;
+    }
+    return s;
+}
+
+void parallel_free(parallel *p, const gpt *g) {
+    dtr_optim_destroy(p->optim);
+    dtr_zero_destroy(p->zero);
+    dtr_ddp_destroy(p->ddp);
+    for (size_t i = 0; p->params != NULL && i < g->n_params; i++) {
+        dtr_tensor_release(p->params[i].value);
+    }
+    free(p->params);
+    free(p->scratch);
+}
+
+/* ---- gradients ---- */
+
+void parallel_point(const parallel *p, gpt *g) {
+    float *scratch = p->scratch;
+    for (size_t i = 0; i < g->n_params; i++) {
+        g->params[i].grad = scratch != NULL ? scratch : dtr_tensor_data(dtr_ddp_grad(p->ddp, i));
+        scratch = scratch != NULL ? scratch + g->params[i].count : NULL;
+    }
+}
+
+dtr_status parallel_ready(const parallel *p, const gpt *g, size_t param, int parts, bool first) {
+    const gpt_param *from = &g->params[param];
+    if (p->scratch != NULL) {
+        float *sum = dtr_tensor_data(dtr_ddp_grad(p->ddp, param));
+        for (size_t k = 0; k < from->count; k++) {
+            sum[k] = (first ? 0 : sum[k]) + from->grad[k] / (float)parts;
+        }
+    }
+    return dtr_ddp_grad_ready(p->ddp, param, NULL);
+}
+
+/* ---- checkpoints ---- */
+
+bool parallel_all(const parallel *p, bool mine) {
+    uint8_t ok = mine;
+    dtr_status s = dtr_allreduce(p->group, dtr_cpu(&ok, 1, DTR_BOOL), dtr_cpu(&ok, 1, DTR_BOOL),
+                                 DTR_MIN, NULL, NULL);
+    return s == DTR_OK && ok;
+}
+
+static bool report(dtr_status s, const char *path, char *why, size_t cap) {
+    if (s != DTR_OK) {
+        snprintf(why, cap, "checkpoint %s: %s: %s", path, dtr_status_name(s),
+                 dtr_last_error_message());
+    }
+    return s == DTR_OK;
+}
+
+/* The two moments, in the order of the parameters. */
+static bool moments(const parallel *p, float **m, float **v) {
+    dtr_zero_state a, b;
+    if (dtr_optim_state(p->optim, 0, &a) != DTR_OK || dtr_optim_state(p->optim, 1, &b) != DTR_OK) {
+        return false;
+    }
+    *m = a.data.data;
+    *v = b.data.data;
+    return true;
+}
+
+bool parallel_save(const parallel *p, gpt *g, const char *path, long step, char *why, size_t cap) {
+    float *m = NULL, *v = NULL;
+    if (p->zero != NULL) {
+        return report(dtr_optim_save(p->optim, path), path, why, cap);
+    }
+    return dtr_group_rank(p->group) != 0 ||
+           (moments(p, &m, &v) && checkpoint_save(path, g, m, v, step, why, cap));
+}
+
+bool parallel_load(const parallel *p, gpt *g, const char *path, long *step, char *why, size_t cap) {
+    float *m = NULL, *v = NULL;
+    if (p->zero != NULL) {
+        bool ok = report(dtr_optim_load(p->optim, path), path, why, cap);
+        *step = (long)dtr_optim_steps(p->optim);
+        return ok;
+    }
+    return moments(p, &m, &v) && checkpoint_load(path, g, m, v, step, why, cap) &&
+           dtr_optim_set_steps(p->optim, (uint64_t)*step) == DTR_OK;
+}

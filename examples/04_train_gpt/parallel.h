@@ -1,0 +1,36 @@
+/* What makes the training of train_gpt parallel: the module that averages gradients, its optimizer,
+ * whole or sharded, and their checkpoints. */
+#ifndef PARALLEL_H
+#define PARALLEL_H
+
+#include <dtr/dtr.h>
+
+#include "gpt.h"
+#include "options.h"
+
+typedef struct parallel {
+    dtr_group *group;
+    dtr_param *params; /* one per model parameter, tensors over the model's memory */
+    dtr_ddp *ddp;
+    dtr_zero *zero; /* NULL: every rank has the whole state */
+    dtr_optim *optim;
+    float *scratch; /* --accumulate: where backward writes before it is added */
+} parallel;
+
+dtr_status parallel_make(parallel *p, dtr_group *group, gpt *g, const train_options *o);
+void parallel_free(parallel *p, const gpt *g);
+
+/* Where backward is to write, before each backward pass: buckets move once, when the module has
+ * learned the ready order. */
+void parallel_point(const parallel *p, gpt *g);
+/* Gradient `param` of one of `parts` backward passes is final, the first of them or a later one. */
+dtr_status parallel_ready(const parallel *p, const gpt *g, size_t param, int parts, bool first);
+
+/* Whole: rank 0 writes one file. Sharded: every rank its own and rank 0 an index. */
+bool parallel_save(const parallel *p, gpt *g, const char *path, long step, char *why, size_t cap);
+bool parallel_load(const parallel *p, gpt *g, const char *path, long *step, char *why, size_t cap);
+
+/* All ranks learn whether any of them failed, so that none goes on alone. */
+bool parallel_all(const parallel *p, bool mine);
+
+#endif /* PARALLEL_H */
