@@ -80,6 +80,9 @@ dtr_group *dtr__find_tagged(dtr__groups *gs, const char *tag, const int *world_r
 /* What the callers of a creation must agree on: the text in lower case, and whether the registered
  * names in it are registered here. */
 void dtr__select_agreed_text(const dtr_world *world, const char *text, char *out, size_t cap);
+/* The table of names, entry i: false past its end; *backend NULL where it is not in this build. */
+bool dtr__select_at(int i, const char **name, dtr_device_type *device,
+                    const dtr__backend **backend);
 bool dtr__select_is_builtin(const char *name); /* part of this build or not */
 
 #define DTR__DEFAULT_BACKENDS "cpu:auto,cuda:auto"

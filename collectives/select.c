@@ -41,6 +41,17 @@ bool dtr__select_is_builtin(const char *name) {
     return find_known(name) >= 0;
 }
 
+bool dtr__select_at(int i, const char **name, dtr_device_type *device,
+                    const dtr__backend **backend) {
+    bool there = i < N_KNOWN;
+    if (there) {
+        *name = known[i].name;
+        *device = known[i].device;
+        *backend = known[i].backend;
+    }
+    return there;
+}
+
 bool dtr_backend_available(const dtr_world *world, const char *name) {
     if (name == NULL) {
         return false;

@@ -78,9 +78,11 @@ static int hier_score(const dtr_group *g, const dtr__call *call, const char **wh
                 return by_nodes(g, call, s->contiguous, why) ? BEST : AS_MPI;
             }
         }
-        return 0;
     }
     int most, nodes = count_nodes(g, &most);
+    if (call != NULL) { /* dtr-info asks about a group that does not exist */
+        return by_nodes(g, call, is_contiguous(g, nodes), why) ? BEST : AS_MPI;
+    }
     if (nodes < 2 || most < 2) {
         if (why != NULL) {
             *why =

@@ -8,12 +8,16 @@
 #include <dtr/version.h>
 
 #include "rt_options.h"
+#include "rt_why.h"
 
 static const char usage[] =
-    "usage: dtr-info [--options | --version | --help]\n"
+    "usage: dtr-info [--options | --why ... | --version | --help]\n"
     "\n"
     "  (nothing)   version, build and machine\n"
     "  --options   all settings: name, type, default, value now, who set it, meaning\n"
+    "  --why CALL DTYPE SIZE [--ranks N] [--nodes N] [--memory shared|plain] [--deterministic]\n"
+    "              which backend would serve a call of SIZE bytes, as: --why allreduce bf16 4MiB,\n"
+    "              on 2 ranks of one node where not given, and why not the others\n"
     "  --version   the version line alone\n"
     "  --help      this text\n"
     "\n"
@@ -56,6 +60,9 @@ static int print_facts(void) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "--why") == 0) {
+        return dtr__why(argc - 2, argv + 2);
+    }
     if (argc > 2) {
         what = "?";
     }

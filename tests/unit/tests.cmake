@@ -38,6 +38,22 @@ foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +s
   set_tests_properties(dtr_info_${name} PROPERTIES LABELS unit TIMEOUT 20 PASS_REGULAR_EXPRESSION "${pattern}"
     ENVIRONMENT "DTR_TIMEOUT=2.5;DTR_DEBGU=1")
 endforeach()
+# CFG1, CFG15: what would be chosen, and why the others would not.
+function(dtr_add_why_test name backend pattern)
+  add_test(NAME dtr_info_why_${name} COMMAND dtr-info --why ${ARGN})
+  set_tests_properties(dtr_info_why_${name} PROPERTIES LABELS unit TIMEOUT 20 ENVIRONMENT "DTR_BACKEND=${backend}"
+    PASS_REGULAR_EXPRESSION "${pattern}")
+endfunction()
+dtr_add_why_test(node "" "1048576 elements.*on 1 node;.*hier +0  cannot: its ranks are on one node.*shm is chosen"
+  allreduce f32 4MiB --ranks 4)
+dtr_add_why_test(nodes "" "shm +0  cannot: its ranks are on several nodes.*hier +40  can serve it.*hier is chosen"
+  allreduce bf16 4MiB --ranks 8 --nodes 2)
+dtr_add_why_test(alone "" "self is chosen" broadcast i64 1K --ranks 1)
+dtr_add_why_test(order "" "hier +10  can serve it, as mpi does: the group is deterministic.*mpi is chosen"
+  reduce_scatter f32 1M --ranks 8 --nodes 2 --deterministic)
+dtr_add_why_test(named cpu:mpi "shm +60.*names another.*mpi is chosen: it is named" alltoall u8 1G)
+dtr_add_why_test(refused cpu:shm "none is chosen: the call would be refused" allgather f32 64 --ranks 4 --nodes 2)
+dtr_add_why_test(nonsense "" "the call .allredude.: expected allreduce" allredude f32 64)
 add_test(NAME dtr_info_bad_value COMMAND dtr-info --options)
 set_tests_properties(dtr_info_bad_value PROPERTIES LABELS unit TIMEOUT 20 ENVIRONMENT "DTR_DEBUG=on"
   PASS_REGULAR_EXPRESSION "DTR_DEBUG is .on.; accepted is one of off.info.detail")

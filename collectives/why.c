@@ -1,0 +1,221 @@
+/* dtr-info --why: which backend a group would take for a call, and what each of them says about it.
+ * The group is made up: nothing is opened and MPI is not started. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "groups.h"
+#include "rt_why.h"
+
+enum { MOST_RANKS = 65536 };
+
+typedef struct question {
+    dtr__kind kind;
+    dtr_dtype dtype;
+    size_t nbytes;
+    int ranks, nodes;
+    bool shared, deterministic;
+} question;
+
+static int refuse(const char *what, const char *text, const char *expected) {
+    fprintf(stderr, "dtr-info --why: %s \"%s\": expected %s\n", what, text, expected);
+    return 2;
+}
+
+/* ---- the words ---- */
+
+static bool find_kind(const char *text, dtr__kind *kind) {
+    for (int k = 0; k <= DTR__K_RECV; k++) {
+        *kind = (dtr__kind)k;
+        if (strcmp(dtr__kind_name(*kind), text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool find_dtype(const char *text, dtr_dtype *dtype) {
+    for (int d = DTR_BOOL; d <= DTR_C128; d++) {
+        *dtype = (dtr_dtype)d;
+        if (strcmp(dtr_dtype_name(*dtype), text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* 512, 4K, 4KB, 4KiB, 25M, 1GiB: K, M and G are powers of 1024. */
+static bool read_size(const char *text, size_t *nbytes) {
+    static const char units[] = "KMG";
+    char *end = NULL;
+    unsigned long long v = strtoull(text, &end, 10);
+    const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
+    int shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
+    end += unit != NULL;
+    *nbytes = (size_t)v << shift;
+    return end != text && text[0] != '-' && v < (1ULL << 40) &&
+           (*end == '\0' || strcmp(end, "B") == 0 || (unit != NULL && strcmp(end, "iB") == 0));
+}
+
+static bool read_number(const char *text, int *out) {
+    char *end = NULL;
+    long v = strtol(text, &end, 10);
+    *out = (int)v;
+    return end != text && *end == '\0' && v >= 1 && v <= MOST_RANKS;
+}
+
+static int read_option(question *q, const char *name, const char *value) {
+    if (strcmp(name, "--ranks") == 0) {
+        return read_number(value, &q->ranks) ? 0 : refuse(name, value, "1 to 65536");
+    }
+    if (strcmp(name, "--nodes") == 0) {
+        return read_number(value, &q->nodes) ? 0 : refuse(name, value, "1 to 65536");
+    }
+    if (strcmp(name, "--memory") == 0) {
+        q->shared = strcmp(value, "shared") == 0;
+        return q->shared || strcmp(value, "plain") == 0 ? 0
+                                                        : refuse(name, value, "shared or plain");
+    }
+    return refuse("the option", name, "--ranks N, --nodes N, --memory NAME or --deterministic");
+}
+
+static int read_question(question *q, int n, char **arg) {
+    *q = (question){ .ranks = 2, .nodes = 1 };
+    if (n < 3) {
+        fprintf(stderr, "dtr-info --why: expected CALL DTYPE SIZE, as in allreduce bf16 4MiB\n");
+        return 2;
+    }
+    if (!find_kind(arg[0], &q->kind)) {
+        return refuse("the call", arg[0], "allreduce, broadcast, alltoallv, send, ...");
+    }
+    if (!find_dtype(arg[1], &q->dtype)) {
+        return refuse("the type", arg[1], "f32, bf16, i64, ...");
+    }
+    if (!read_size(arg[2], &q->nbytes)) {
+        return refuse("the size", arg[2], "bytes, as 512, 4KiB or 25M");
+    }
+    for (int i = 3; i < n; i++) {
+        bool alone = strcmp(arg[i], "--deterministic") == 0;
+        int status = alone ? 0 : read_option(q, arg[i], i + 1 < n ? arg[i + 1] : "");
+        q->deterministic |= alone;
+        i += !alone;
+        if (status != 0) {
+            return status;
+        }
+    }
+    return q->nodes <= q->ranks ? 0 : refuse("--nodes", "more than ranks", "a rank on every node");
+}
+
+/* ---- the answer ---- */
+
+/* The ranks are dealt out in blocks, as launchers do. */
+static void make_up(const question *q, dtr_world *w, dtr_group *g, int *node_of, int *ranks) {
+    static char memory; /* nodes are taken to be able to share some */
+    w->size = g->size = q->ranks;
+    w->node_count = q->nodes;
+    w->arena = (dtr__arena *)(void *)&memory;
+    for (int r = 0; r < q->ranks; r++) {
+        node_of[r] = (int)((long)r * q->nodes / q->ranks);
+        ranks[r] = r;
+    }
+    w->node_of = node_of;
+    g->world = w;
+    g->world_ranks = ranks;
+    g->deterministic = q->deterministic;
+    snprintf(g->name, sizeof g->name, "asked about");
+}
+
+static void print_question(const question *q, const char *text) {
+    printf(
+        "%s %s of %zu bytes (%zu elements), %s memory, %d rank%s on %d node%s%s; backend \"%s\"\n",
+        dtr__kind_name(q->kind), dtr_dtype_name(q->dtype), q->nbytes,
+        q->nbytes / dtr_dtype_size(q->dtype), q->shared ? "node-shared" : "plain", q->ranks,
+        q->ranks > 1 ? "s" : "", q->nodes, q->nodes > 1 ? "s" : "",
+        q->deterministic ? ", deterministic" : "", text);
+}
+
+/* One line; returns the score. */
+static int print_backend(dtr_group *g, const dtr__call *call, const char *name,
+                         const dtr__backend *b, bool asked) {
+    const char *why = NULL;
+    int score = b == NULL ? 0 : b->score(g, NULL, &why);
+    score = score > 0 ? b->score(g, call, &why) : 0;
+    if (b == NULL) {
+        printf("  %-6s      -  not in this build\n", name);
+        return 0;
+    }
+    printf("  %-6s %6d  %s%s%s\n", name, score, score > 0 ? "can serve it" : "cannot: ",
+           why == NULL ? ""
+           : score > 0 ? ", as mpi does: "
+                       : "",
+           why == NULL ? "" : why);
+    if (!asked && score > 0) {
+        printf("                 but the backend text names another\n");
+    }
+    return asked ? score : 0;
+}
+
+static int answer(const question *q, dtr_group *g, const char *text) {
+    size_t count = q->nbytes / dtr_dtype_size(q->dtype);
+    dtr__call call = { .kind = q->kind, .dtype = q->dtype, .in_count = count, .out_count = count };
+    dtr__selection sel;
+    if (dtr__select_parse(NULL, text, &sel) < 0) {
+        fprintf(stderr, "dtr-info --why: %s\n", dtr_last_error_message());
+        return 2;
+    }
+    const char *wanted = sel.name[DTR_CPU], *best = NULL;
+    bool free_choice = strcmp(wanted, "auto") == 0;
+    int best_score = 0;
+    print_question(q, text);
+    printf("  backend  score\n");
+    const char *name;
+    const dtr__backend *b;
+    dtr_device_type device;
+    for (int i = 0; dtr__select_at(i, &name, &device, &b); i++) {
+        int score = device != DTR_CPU ? 0
+                                      : print_backend(g, &call, name, b,
+                                                      free_choice || strcmp(wanted, name) == 0);
+        if (score > best_score) {
+            best_score = score;
+            best = name;
+        }
+    }
+    if (best == NULL) {
+        printf("none is chosen: the call would be refused with DTR_ERR_UNSUPPORTED\n");
+        return 1;
+    }
+    bool near = strcmp(best, "shm") == 0 || strcmp(best, "hier") == 0;
+    printf("%s is chosen: %s%s\n", best,
+           free_choice ? "of those that can, it has the highest score" : "it is named",
+           !near       ? ""
+           : q->shared ? "; on one node it works in the buffers themselves"
+                       : "; dtr_alloc's DTR_MEM_SHARED would save copies on one node");
+    return 0;
+}
+
+int dtr__why(int n_arg, char **arg) {
+    question q;
+    int status = read_question(&q, n_arg, arg);
+    if (status != 0) {
+        return status;
+    }
+    dtr_world *w = calloc(1, sizeof *w);
+    dtr_group *g = calloc(1, sizeof *g);
+    int *node_of = calloc((size_t)q.ranks, sizeof *node_of);
+    int *ranks = calloc((size_t)q.ranks, sizeof *ranks);
+    status = 1;
+    if (w == NULL || g == NULL || node_of == NULL || ranks == NULL) {
+        fprintf(stderr, "dtr-info --why: out of memory for %d ranks\n", q.ranks);
+    } else if (dtr__options_read(&w->options) < 0) {
+        fprintf(stderr, "dtr-info: %s\n", dtr_last_error_message());
+    } else {
+        make_up(&q, w, g, node_of, ranks);
+        status = answer(&q, g, dtr__opt_text(&w->options, DTR__OPT_BACKEND));
+        dtr__options_free(&w->options);
+    }
+    free(w);
+    free(g);
+    free(node_of);
+    free(ranks);
+    return status;
+}
