@@ -18,7 +18,7 @@ fail() {
 
 run_on_two() { # both ranks must say that they are one of two
     local out
-    out=$("$root/scripts/mpirun" --build "$build" -n 2 timeout 60 "$@") || fail "the program failed: $out"
+    out=$("$root/scripts/mpirun" --build "$build" -n 2 timeout 300 "$@") || fail "the program failed: $out"
     printf '%s\n' "$out"
     [ "$(grep -c '^consumer: rank [01] of 2' <<<"$out")" -eq 2 ] || fail "two ranks should have reported"
 }

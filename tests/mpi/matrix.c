@@ -348,9 +348,8 @@ END_TEST
 
 /* T121; crosses the thresholds between algorithms. */
 static void sizes_up_to(size_t most) {
-    static const size_t counts[] = { 1,    2,     3,     7,      8,       9,       63,
-                                     64,   65,    255,   513,    1023,    1024,    1025,
-                                     4099, 16384, 65537, 300001, 1048576, 1300003, 4194311 };
+    static const size_t counts[] = { 1,   2,    3,    7,    8,    9,     63,    64,     65,     255,
+                                     513, 1023, 1024, 1025, 4099, 16384, 65537, 300001, 1300003 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0] && counts[i] <= most; i++) {
         variant v = { .d = DTR_F32, .op = DTR_SUM, .count = counts[i], .root = 0 };
         for (v.k = 0; v.k < KINDS; v.k++) {
@@ -470,7 +469,7 @@ START_TEST(in_place_with_slow_ranks) {
     for (int i = 0; i < n; i++) {
         pthread_create(&thread[i], NULL, keep_busy, &stop);
     }
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
         run(&(variant){ .k = i % 4 == 0 ? REDUCE_SCATTER : ALLREDUCE,
                         .d = DTR_F32,
                         .op = DTR_SUM,

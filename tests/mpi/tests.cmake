@@ -9,14 +9,14 @@ dtr_add_mpi_test(engine_mismatch SOURCES mpi/engine_mismatch.c NPROCS 2 3 4 7)
 dtr_add_mpi_test(engine_roots SOURCES mpi/engine_roots.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(mpi_backend_sched SOURCES mpi/mpi_backend_sched.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(mpi_backend_p2p SOURCES mpi/mpi_backend_p2p.c NPROCS 1 2 3 4 7)
-dtr_add_mpi_test(matrix SOURCES mpi/matrix.c NPROCS 1 2 3 4 7 TIMEOUT 240)
-dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 TIMEOUT 240 ENVIRONMENT DTR_BACKEND=cpu:mpi)
+dtr_add_mpi_test(matrix SOURCES mpi/matrix.c NPROCS 1 2 3 4 7)
+dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 ENVIRONMENT DTR_BACKEND=cpu:mpi)
 # Several nodes out of one host; on hosts of their own the same programs run under the label multihost.
 dtr_add_mpi_test(hier SOURCES mpi/hier.c NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
-dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
-dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 TIMEOUT 240 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
+dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
+dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
 # Cross-memory attach from the first byte on; where the kernel refuses it the run is one more of the staged way.
-dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7 TIMEOUT 240
+dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7
   ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1)
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 4)
 include(${CMAKE_CURRENT_LIST_DIR}/groups.cmake)

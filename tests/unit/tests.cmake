@@ -23,7 +23,7 @@ foreach(level single funneled serialized)
   dtr_add_mpi_run(runtime_world_${level} TARGET test_runtime_world NPROCS 2 ARGS caller ${level})
 endforeach()
 add_test(NAME runtime_world_alone COMMAND test_runtime_world library)
-set_tests_properties(runtime_world_alone PROPERTIES LABELS unit TIMEOUT 60 ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
+set_tests_properties(runtime_world_alone PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
 
 dtr_add_unit_test(harness_data SOURCES unit/harness_data.c)
 dtr_add_unit_test(groups_select SOURCES unit/groups_select.c)
@@ -35,7 +35,7 @@ foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +s
   list(GET case 1 argument)
   list(GET case 2 pattern)
   add_test(NAME dtr_info_${name} COMMAND dtr-info ${argument})
-  set_tests_properties(dtr_info_${name} PROPERTIES LABELS unit TIMEOUT 20 PASS_REGULAR_EXPRESSION "${pattern}"
+  set_tests_properties(dtr_info_${name} PROPERTIES LABELS unit TIMEOUT 300 PASS_REGULAR_EXPRESSION "${pattern}"
     ENVIRONMENT "DTR_TIMEOUT=2.5;DTR_DEBGU=1")
 endforeach()
 # CFG1, CFG15: what would be chosen, and why the others would not.
@@ -55,5 +55,5 @@ dtr_add_why_test(named cpu:mpi "shm +60.*names another.*mpi is chosen: it is nam
 dtr_add_why_test(refused cpu:shm "none is chosen: the call would be refused" allgather f32 64 --ranks 4 --nodes 2)
 dtr_add_why_test(nonsense "" "the call .allredude.: expected allreduce" allredude f32 64)
 add_test(NAME dtr_info_bad_value COMMAND dtr-info --options)
-set_tests_properties(dtr_info_bad_value PROPERTIES LABELS unit TIMEOUT 20 ENVIRONMENT "DTR_DEBUG=on"
+set_tests_properties(dtr_info_bad_value PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT "DTR_DEBUG=on"
   PASS_REGULAR_EXPRESSION "DTR_DEBUG is .on.; accepted is one of off.info.detail")
