@@ -7,3 +7,4 @@ foreach(test unused misc hooks builtin step join mixed group zero optim checkpoi
 endforeach()
 dtr_add_mpi_test(ddp_sparse SOURCES mpi/ddp_sparse.c mpi/ddp_models.c NPROCS 1 2 3 4)
 dtr_add_mpi_test(ddp_delayed SOURCES mpi/ddp_delayed.c mpi/ddp_models.c NPROCS 1 2 3 4)
+dtr_add_mpi_test(ddp_exact SOURCES mpi/ddp_exact.c mpi/ddp_models.c NPROCS 1 2 3 4)
