@@ -107,6 +107,9 @@ dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i) {
         return s;
     }
     dtr__ddp_copy_in(p);
+    if (ddp->check_writes) {
+        p->seen = dtr__ddp_grad_hash(p);
+    }
     if (ddp->set.flags & DTR_DDP_CHECK_NAN) {
         size_t at = dtr__find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
         if (at < p->slot->numel) {

@@ -297,6 +297,14 @@ void dtr__ddp_copy_out(dtr__ddp_param *p) {
     }
 }
 
+uint64_t dtr__ddp_grad_hash(const dtr__ddp_param *p) {
+    const dtr_tensor *grad = atomic_load(&p->grad);
+    if (!p->same_layout && grad->data != p->slot->data) {
+        return 0;
+    }
+    return dtr__hash_bytes(DTR__HASH_START, grad->data, grad->numel * dtr_dtype_size(grad->dtype));
+}
+
 void dtr__ddp_fill_zero(dtr__ddp_param *p) {
     if (p->slot->numel > 0) {
         memset(p->slot->data, 0, p->slot->numel * dtr_dtype_size(p->slot->dtype));

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ddp_internal.h"
+#include "declare.h"
 
 /* ---- handles ---- */
 
@@ -145,6 +146,7 @@ static dtr_status prepare(dtr_ddp *ddp, const dtr_group *group, const dtr_param 
     DTR_TRY(make_map(ddp));
     DTR_TRY(make_sync_list(ddp));
     DTR_TRY(copy_backend(ddp, group));
+    ddp->check_writes = dtr__at_detail(ddp->world);
     ddp->rebuild_due = !ddp->set.find_unused && ddp->n_trainable > 0;
     return dtr__ddp_describe(ddp);
 }

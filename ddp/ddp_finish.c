@@ -95,10 +95,26 @@ static void note_outside(dtr_ddp *ddp, size_t i) {
     }
 }
 
+/* H5. A view that travels already is the library's to change. */
+static void check_written(dtr_ddp *ddp) {
+    for (size_t k = 0; k < ddp->n_trainable && ddp->check_writes; k++) {
+        size_t i = ddp->trainable[k];
+        const dtr__ddp_param *p = &ddp->params[i];
+        if (atomic_load(&p->mark) == DTR__MARK_READY && !p->sparse &&
+            (!ddp->set.view || p->bucket >= ddp->next) && dtr__ddp_grad_hash(p) != p->seen) {
+            dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                          "the gradient of parameter '%s' (%zu) was written on rank %d after "
+                          "dtr_ddp_grad_ready; until dtr_ddp_backward_end it is the library's",
+                          p->name, i, ddp->rank);
+        }
+    }
+}
+
 /* After this every slot holds what this rank contributes (Y2). */
 static void settle(dtr_ddp *ddp) {
     missing m = { DTR__NONE, 0 };
     size_t unused = 0;
+    check_written(ddp);
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         size_t i = ddp->trainable[k];
         dtr__ddp_param *p = &ddp->params[i];

@@ -88,6 +88,7 @@ typedef struct dtr__ddp_param {
     bool step, stepped;     /* in the list of set_step; stepped in this iteration */
     bool was_used;          /* in the synchronised iteration before: can_set_static_graph */
     bool used_anywhere;     /* by the map of this iteration; static graph: of the first */
+    uint64_t seen;          /* hash of the gradient when it became ready; check_writes */
     size_t saved;           /* offset of its slot's copy in ddp->saved, DTR__NONE: not saved */
 } dtr__ddp_param;
 
@@ -254,6 +255,7 @@ struct dtr_ddp {
     dtr_tensor *shadows; /* memory of the parameters' casts, NULL: none are made */
     size_t it_unused_bytes;
     bool used_set_constant;
+    bool check_writes; /* DTR_DEBUG=detail: gradients must not change once they are ready (H5) */
 
     struct {
         size_t n, *list; /* first entries, in the order given */
@@ -354,6 +356,8 @@ void dtr__ddp_label_buckets(dtr_ddp *ddp);
 void dtr__ddp_copy_in(dtr__ddp_param *p);
 void dtr__ddp_copy_out(dtr__ddp_param *p);
 void dtr__ddp_fill_zero(dtr__ddp_param *p);
+/* Of a gradient's memory; 0 where it has gaps. */
+uint64_t dtr__ddp_grad_hash(const dtr__ddp_param *p);
 /* A zeroed gradient of parameter p. */
 dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad);
 /* Gradient tensor of trainable parameter i, made at the first call. */
