@@ -223,8 +223,7 @@ void dtr__tune_cpu(char *model, size_t cap) {
     snprintf(model, cap, "unknown");
     while (f != NULL && fgets(line, sizeof line, f) != NULL) {
         const char *colon = strchr(line, ':');
-        if (colon != NULL && (strncmp(line, "model name", 10) == 0 ||
-                              strncmp(line, "CPU part", 8) == 0)) { /* x86; Arm */
+        if (colon != NULL && strncmp(line, "model name", 10) == 0) {
             snprintf(model, cap, "%s", colon + 1 + strspn(colon + 1, " \t"));
             break;
         }

@@ -42,7 +42,7 @@ typedef struct bench_options {
     int factor, rounds, runs, root, threads, calls;
     bool plain, shared, read_back, cpu_compute, peer, in_place, gauge;
     bench_mode mode;
-    const char *json;
+    const char *json, *tune; /* files; NULL: none */
 } bench_options;
 
 /* One operation, size and type. Counts are elements per rank; bytes is what the size column says.
@@ -123,5 +123,8 @@ typedef struct bench_report {
 void bench_report_head(bench_report *r, dtr_world *w);
 void bench_report_row(bench_report *r, const bench_case *c, const contender *all, int i);
 void bench_report_end(bench_report *r, const double *gauge, bool calm);
+
+/* bench_tune.c: measure the thresholds of this kind of node and write them; exit status. */
+int bench_tune(const bench_options *o);
 
 #endif /* DTR_BENCH_H */

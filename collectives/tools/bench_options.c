@@ -34,11 +34,15 @@ static const char help[] =
     "      --no-gauge     do not measure memory bandwidth at both ends; nothing is void\n"
     "      --threads NAME MPI's thread level: single funneled serialized multiple (multiple)\n"
     "  -j, --json FILE    write all rows as JSON too\n"
+    "      --tune=FILE    measure the thresholds of this kind of node up to --max, write them "
+    "for\n"
+    "                     DTR_TUNE_FILE, and do nothing else (without the = Open MPI's launcher\n"
+    "                     takes the file for its own)\n"
     "  -h, --help         this text\n\n"
     "Exit status: 0; 1 wrong results or a failure; 2 wrong options; 3 void, the memory bandwidth\n"
     "before and after the run differs by more than 20 %.\n";
 
-enum { COMPUTE = 256, IN_PLACE, READ_BACK, NO_PEER, NO_GAUGE, THREADS, ROOT, CALLS };
+enum { COMPUTE = 256, IN_PLACE, READ_BACK, NO_PEER, NO_GAUGE, THREADS, ROOT, CALLS, TUNE };
 static const struct option table[] = {
     { "min", 1, NULL, 'b' },
     { "max", 1, NULL, 'e' },
@@ -59,6 +63,7 @@ static const struct option table[] = {
     { "no-gauge", 0, NULL, NO_GAUGE },
     { "threads", 1, NULL, THREADS },
     { "json", 1, NULL, 'j' },
+    { "tune", 1, NULL, TUNE },
     { "help", 0, NULL, 'h' },
     { NULL, 0, NULL, 0 },
 };
@@ -173,6 +178,9 @@ static bool take(bench_options *o, int which) {
         return true;
     case 'j':
         o->json = optarg;
+        return true;
+    case TUNE:
+        o->tune = optarg;
         return true;
     case '?':
         return false;

@@ -260,7 +260,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     o = defaults;
     int status = bench_parse(&o, argc, argv, rank == 0);
-    status = status < 0 ? run_in_world(&o, rank == 0) : status;
+    status = status >= 0 ? status : o.tune != NULL ? bench_tune(&o) : run_in_world(&o, rank == 0);
     MPI_Finalize();
     return status;
 }

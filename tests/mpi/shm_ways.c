@@ -149,6 +149,26 @@ START_TEST(bad_file) {
 }
 END_TEST
 
+/* Node-shared memory of a rank: control structures below 64 KiB + 4 KiB per rank, staging below
+ * 8 MiB, and nothing that grows with the number of operations. */
+START_TEST(memory_is_bounded) {
+    dtr_world *w = NULL;
+    wanted = "";
+    TH_OK(world_with("DTR_CMA", "off", &w));
+    const size_t control = dtr__arena_used(w);
+    TH_CHECK(control < (size_t)(64 + 4 * th_size()) << 10, "control structures: %zu bytes",
+             control);
+    reduce_some(w);
+    const size_t staged = dtr__arena_used(w);
+    TH_CHECK(staged - control < (size_t)8 << 20, "staging: %zu bytes", staged - control);
+    for (int i = 0; i < 8; i++) {
+        reduce_some(w);
+    }
+    TH_CHECK(dtr__arena_used(w) == staged, "%zu bytes have become %zu", staged, dtr__arena_used(w));
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ways", 60);
     th_add(tc, switched_off, 0, 0);
@@ -157,6 +177,7 @@ static void make(Suite *s) {
     th_add(tc, unreadable_memory, 0, 0);
     th_add(tc, thresholds_of_rank_0, 0, 0);
     th_add(tc, bad_file, 0, 0);
+    th_add(tc, memory_is_bounded, 0, 0);
 }
 
 int main(int argc, char **argv) {
