@@ -57,6 +57,7 @@ typedef struct ddp_bench {
     double *samples[PHASES][WHO_COUNT]; /* [steps] seconds, slowest rank */
     size_t wrong[WHO_COUNT];
     bool checked;       /* whether `wrong` means something: not with lossy hooks */
+    uint64_t allocated; /* in steps so far, this rank */
     double allocations; /* per steady step of dtr, most of any rank; negative: not counted */
     dtr_ddp_stats stats;
     double gauge[2];

@@ -132,6 +132,7 @@ static size_t check_all(const ddp_bench *b, who w, int step) {
 static double step(ddp_bench *b, who w) {
     size_t n = b->model.n, before = 0;
     MPI_Barrier(MPI_COMM_WORLD);
+    uint64_t allocated = allocations();
     double start = measure_now();
     if (w == WHO_MPI || w == WHO_INLINE) {
         peer_begin(&b->peer);
@@ -150,7 +151,9 @@ static double step(ddp_bench *b, who w) {
     } else if (w != WHO_NONE) {
         peer_end(&b->peer, &b->model);
     }
-    return measure_slowest(measure_now() - start);
+    double took = measure_now() - start;
+    b->allocated += allocations() - allocated; /* not those of the measuring itself */
+    return measure_slowest(took);
 }
 
 static bool takes_part(const ddp_bench *b, phase p, who w) {
@@ -193,16 +196,15 @@ static void warm_up(ddp_bench *b) {
 
 static void count_allocations(ddp_bench *b) {
     enum { STEPS = 5 };
-    uint64_t before = 0;
     b->allocations = -1;
     if (!allocations_counted()) {
         return;
     }
-    for (int i = 0; i <= STEPS; i++) {
-        before = i == 0 ? 0 : i == 1 ? allocations() : before;
+    b->allocated = 0;
+    for (int i = 0; i < STEPS; i++) {
         step(b, WHO_DTR);
     }
-    b->allocations = measure_slowest((double)(allocations() - before) / STEPS);
+    b->allocations = measure_slowest((double)b->allocated / STEPS);
 }
 
 void bench_run(ddp_bench *b) {
