@@ -197,11 +197,13 @@ static dtr_status open_lanes(dtr_group *g, dtr__hier_state *s) {
     return dtr__backend_mpi.open(g, &s->mpi);
 }
 
-static void close_lane(dtr__hier_lane *l) {
+/* The communicator of a broken group stays until MPI ends: a message left over in it would turn up
+ * in a later one, to which some MPI libraries give the same identity. */
+static void close_lane(dtr__hier_lane *l, bool broken) {
     if (l->open && l->backend->close != NULL) {
         l->backend->close(&l->group, l->state);
     }
-    if (l->group.comm != MPI_COMM_NULL && dtr__mpi_alive()) {
+    if (l->group.comm != MPI_COMM_NULL && !broken && dtr__mpi_alive()) {
         MPI_Comm_free(&l->group.comm);
     }
     free(l->group.world_ranks);
@@ -215,7 +217,7 @@ static void hier_close(dtr_group *g, void *opaque) {
         dtr__backend_mpi.close(g, s->mpi);
     }
     for (int l = 0; l < DTR__HIER_LANES; l++) {
-        close_lane(&s->lane[l]);
+        close_lane(&s->lane[l], atomic_load(&g->status) != DTR_OK);
     }
     if (s->scratch_shared && !s->scratch_lost) {
         dtr__arena_free(g->world, s->scratch);
