@@ -20,6 +20,11 @@ static void copy_words(void *to, const void *from, size_t nbytes) {
     }
 }
 
+/* Times that can be added to and taken from each other without overflow: 73 years. */
+static bool is_time(int64_t ns) {
+    return ns >= 0 && ns < INT64_C(1) << 61;
+}
+
 static bool inside(uint64_t at, uint64_t n, uint64_t each, uint64_t nbytes) {
     return at % sizeof(uint64_t) == 0 && at <= nbytes && n <= (nbytes - at) / each;
 }
@@ -48,8 +53,9 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
         return "its number of entries is damaged";
     }
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
-        h->world_size > DTR__RECORDING_RANKS_MAX || h->groups > DTR__RECORDING_GROUPS ||
-        h->members > DTR__RECORDING_MEMBERS) {
+        h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) || !is_time(h->real_ns) ||
+        !is_time(atomic_load(&h->beat_ns)) || !is_time(h->failure.t) || !is_time(h->local.t) ||
+        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS) {
         return "its header is damaged";
     }
     if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||
@@ -121,7 +127,8 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes) 
         END_TEXT(rec->label);
         END_TEXT(rec->site);
         bool whole = rec->number == after && (rec->number & (h->entries - 1)) == i &&
-                     rec->state >= DTR__REC_ISSUED && rec->state <= DTR__REC_FAILED;
+                     rec->state >= DTR__REC_ISSUED && rec->state <= DTR__REC_FAILED &&
+                     is_time(rec->t_issued) && is_time(rec->t_started) && is_time(rec->t_finished);
         r->n_records += whole;
         r->torn += !whole;
     }
