@@ -51,8 +51,5 @@ enum { DTR__WAIT_SCRATCH = 128 };
 dtr_status dtr__wait_open(dtr_world *world, void *scratch);
 /* Bind the progress thread to a core that no rank computes on, where there is one (rt_bind.c). */
 void dtr__bind_thread(dtr_world *world, pthread_t thread);
-/* One step of dtr__backoff_pause; true instead of a nap, so that the caller can nap in a way that a
- * wake-up ends. */
-bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b);
 
 #endif /* DTR_RT_INTERNAL_H */

@@ -24,6 +24,7 @@ struct dtr__recorder {
     slot *ring;       /* in memory */
     uint64_t entries; /* power of two */
     _Atomic uint64_t last;
+    bool one_issuer; /* MPI's thread level lets no two threads issue operations at once */
 };
 
 dtr_status dtr__recorder_open(dtr_world *world) {
@@ -40,6 +41,7 @@ dtr_status dtr__recorder_open(dtr_world *world) {
     }
     r->ring = (slot *)((char *)r->memory.header + r->memory.header->ring_at);
     r->entries = entries;
+    r->one_issuer = world->thread_level < MPI_THREAD_MULTIPLE;
     world->recorder = r;
     return DTR_OK;
 }
@@ -84,16 +86,33 @@ static bool enter(slot *s, uint64_t at_least, uint64_t at_most) {
     return false; /* the holder was stopped in there: do without this note */
 }
 
+/* The same where only this thread issues operations: an exchange would wait until all earlier
+ * stores, such as those to peers, have gone out. Other threads may end works, which is rare. */
+static bool enter_alone(slot *s, uint64_t at_least, uint64_t at_most) {
+    uint64_t number = atomic_load_explicit(&s->word[0], memory_order_relaxed);
+    bool fits = number >= at_least && number <= at_most; /* BUSY does not */
+    if (fits) {
+        atomic_store_explicit(&s->word[0], BUSY, memory_order_relaxed);
+    }
+    return fits;
+}
+
 static void leave(slot *s, uint64_t number) {
     atomic_store_explicit(&s->word[0], number, memory_order_release);
 }
 
+/* Word `i` of a record in ordinary memory. */
+static uint64_t word_of(const dtr__record *r, size_t i) {
+    uint64_t word;
+    memcpy(&word, (const char *)r + i * sizeof word, sizeof word);
+    return word;
+}
+
 /* All words but the number. Release, so that a reader who sees one of them also sees BUSY. */
 static void store_record(slot *s, const dtr__record *r) {
-    uint64_t word[WORDS];
-    memcpy(word, r, sizeof word);
-    for (int i = 1; i < WORDS; i++) {
-        atomic_store_explicit(&s->word[i], word[i], memory_order_release);
+#pragma GCC unroll 32
+    for (size_t i = 1; i < WORDS; i++) {
+        atomic_store_explicit(&s->word[i], word_of(r, i), memory_order_release);
     }
 }
 
@@ -106,67 +125,98 @@ static void load_record(slot *s, dtr__record *r) {
 }
 
 static uint32_t thread_id(void) {
-    static _Thread_local uint32_t id;
+    static _Thread_local __attribute__((tls_model("initial-exec"))) uint32_t id;
     if (id == 0) {
         id = (uint32_t)syscall(SYS_gettid);
     }
     return id;
 }
 
-uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
-    dtr__recorder *recorder = world->recorder;
-    uint64_t number = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
-    slot *s = slot_of(recorder, number);
-    if (!enter(s, 0, number - 1)) {
-        return number;
-    }
-    dtr__record mine = *r;
-    mine.world_serial = world->serial;
-    mine.thread = thread_id();
-    if (mine.state == 0) {
-        mine.state = DTR__REC_ISSUED;
-    }
-    if (mine.t_issued == 0) {
-        mine.t_issued = dtr__now_ns();
-    }
-    store_record(s, &mine);
-    leave(s, number);
-    return number;
-}
-
 /* Which word of a record a field lies in; the field must not cross words. */
 #define WORD_OF(field) (offsetof(dtr__record, field) / sizeof(uint64_t))
 
-static void set_byte(slot *s, size_t offset, uint8_t value) {
+/* Replace a field within its word. */
+static void set_field(slot *s, size_t offset, const void *value, size_t nbytes) {
     _Atomic uint64_t *word = &s->word[offset / sizeof(uint64_t)];
     uint64_t bits = atomic_load_explicit(word, memory_order_relaxed);
-    memcpy((char *)&bits + offset % sizeof bits, &value, 1);
+    memcpy((char *)&bits + offset % sizeof bits, value, nbytes);
     atomic_store_explicit(word, bits, memory_order_release);
 }
+#define SET(s, field, value) set_field((s), offsetof(dtr__record, field), &(value), sizeof(value))
 
-static void set_status(slot *s, int32_t status) {
-    uint64_t bits = atomic_load_explicit(&s->word[WORD_OF(status)], memory_order_relaxed);
-    memcpy((char *)&bits + offsetof(dtr__record, status) % sizeof bits, &status, sizeof status);
-    atomic_store_explicit(&s->word[WORD_OF(status)], bits, memory_order_release);
+static void set_state(slot *s, dtr__rec_state state) {
+    uint8_t byte = (uint8_t)state;
+    SET(s, state, byte);
 }
 
-void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status) {
+static uint64_t next_number(dtr__recorder *r) {
+    if (!r->one_issuer) {
+        return atomic_fetch_add_explicit(&r->last, 1, memory_order_relaxed) + 1;
+    }
+    uint64_t number = atomic_load_explicit(&r->last, memory_order_relaxed) + 1;
+    atomic_store_explicit(&r->last, number, memory_order_relaxed);
+    return number;
+}
+
+/* The ring is larger than the caches near a core: have the next slot come while there is time. */
+static void expect(slot *s) {
+    for (size_t i = 0; i < WORDS; i += 8) {
+        __builtin_prefetch(&s->word[i], 1);
+    }
+}
+
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
+    dtr__recorder *recorder = world->recorder;
+    uint64_t number = next_number(recorder);
+    slot *s = slot_of(recorder, number);
+    if (!(recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1)) {
+        return number;
+    }
+    uint32_t thread = thread_id();
+    store_record(s, r);
+    SET(s, world_serial, world->serial);
+    SET(s, thread, thread);
+    if (r->state == 0) {
+        set_state(s, DTR__REC_ISSUED);
+    }
+    if (r->t_issued == 0) {
+        int64_t now = dtr__stamp_ns();
+        SET(s, t_issued, now);
+    }
+    leave(s, number);
+    expect(slot_of(recorder, number + 1));
+    return number;
+}
+
+static void note(slot *s, uint64_t number, dtr__rec_state state, dtr_status status, int64_t now) {
     static const uint8_t time_word[] = { [DTR__REC_ISSUED] = WORD_OF(t_issued),
                                          [DTR__REC_ENQUEUED] = WORD_OF(t_enqueued),
                                          [DTR__REC_STARTED] = WORD_OF(t_started),
                                          [DTR__REC_FINISHED] = WORD_OF(t_finished),
                                          [DTR__REC_FAILED] = WORD_OF(t_finished) };
-    slot *s = slot_of(world->recorder, number);
-    uint64_t now = (uint64_t)dtr__now_ns();
-    if (number == 0 || !enter(s, number, number)) {
-        return;
-    }
-    set_byte(s, offsetof(dtr__record, state), (uint8_t)state);
-    atomic_store_explicit(&s->word[time_word[state]], now, memory_order_release);
+    set_state(s, state);
+    atomic_store_explicit(&s->word[time_word[state]], (uint64_t)now, memory_order_release);
     if (state >= DTR__REC_FINISHED) {
-        set_status(s, (int32_t)status);
+        int32_t final = (int32_t)status;
+        SET(s, status, final);
     }
     leave(s, number);
+}
+
+void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status) {
+    slot *s = slot_of(world->recorder, number);
+    int64_t now = dtr__stamp_ns();
+    if (number != 0 && enter(s, number, number)) {
+        note(s, number, state, status, now);
+    }
+}
+
+void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns) {
+    const dtr__recorder *r = world->recorder;
+    slot *s = slot_of(r, number);
+    if ((r->one_issuer ? enter_alone : enter)(s, number, number)) {
+        note(s, number, DTR__REC_FINISHED, DTR_OK, now_ns);
+    }
 }
 
 size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap) {

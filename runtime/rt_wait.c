@@ -1,4 +1,4 @@
-/* Time, and the one wait policy of the library. */
+/* The one wait policy of the library. */
 #include <sched.h>
 #include <string.h>
 #include <time.h>
@@ -11,16 +11,6 @@ enum {
     NAP_AFTER_NS = 1000000, /* without movement */
     NAP_NS = 50000
 };
-
-int64_t dtr__now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-double dtr__now(void) {
-    return (double)dtr__now_ns() * 1e-9;
-}
 
 _Static_assert(sizeof(cpu_set_t) <= DTR__WAIT_SCRATCH, "one set per local rank");
 

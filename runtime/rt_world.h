@@ -104,6 +104,9 @@ bool dtr__log_on(const dtr_world *world, int level);
 /* ---- time ---- */
 double dtr__now(void);     /* monotonic seconds */
 int64_t dtr__now_ns(void); /* monotonic nanoseconds */
+/* The same clock for records of what happened: cheaper, within a microsecond of it, never back in
+ * one thread. */
+int64_t dtr__stamp_ns(void);
 
 /* ---- node-shared memory (rt_arena.c) ----
  * Each rank owns one sparse anonymous file (memfd, no name in /dev/shm) of DTR_ARENA bytes that
@@ -162,6 +165,8 @@ typedef struct dtr__backoff {
     int64_t since_ns; /* of the first yield */
 } dtr__backoff;
 void dtr__backoff_pause(const dtr_world *world, dtr__backoff *b); /* world NULL: as crowded */
+/* One step of it; true instead of a nap, for a caller who has something else to do by then. */
+bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b);
 
 /* ---- flight recorder (rt_recorder.c) ---- one fixed 256-byte record per operation in a ring, slot
  * = number mod size */
@@ -194,6 +199,8 @@ _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs")
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
 /* Notes a state and its time; does nothing when the slot was reused. */
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
+/* Success at a time just looked at, noted by the thread that issued the operation. */
+void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
 /* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */
 size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
 
