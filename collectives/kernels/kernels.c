@@ -196,16 +196,22 @@ static bool is_bitwise(dtr_op op) {
     return op == DTR_BAND || op == DTR_BOR || op == DTR_BXOR;
 }
 
-void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
-                      dtr_dtype dtype, bool stream) {
+/* Which type's loop serves, and on how many elements of it. */
+static dtr_dtype loop_of(dtr_op op, dtr_dtype dtype, size_t *count) {
     if (dtr__real_part(dtype) != dtype) {
-        count *= 2;
+        *count *= 2;
         dtype = dtr__real_part(dtype);
     }
-    if (is_bitwise(job.op) && dtype != DTR_BOOL) {
-        count *= dtr_dtype_size(dtype);
+    if (is_bitwise(op) && dtype != DTR_BOOL) {
+        *count *= dtr_dtype_size(dtype);
         dtype = DTR_U8;
     }
+    return dtype;
+}
+
+void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
+                      dtr_dtype dtype, bool stream) {
+    dtype = loop_of(job.op, dtype, &count);
     if (job.op == DTR_PREMUL_SUM && job.factors == NULL) {
         job.op = DTR_SUM;
     }
@@ -214,6 +220,20 @@ void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t co
     } else {
         reduce_cached(set, &job, count, dtype);
     }
+}
+
+bool dtr__reduce_keep(dtr__reducer *r, size_t count, dtr_dtype dtype, dtr_op op) {
+    r->count = count;
+    r->op = op;
+    r->loop = dtr__kernels_current()->reduce[loop_of(op, dtype, &r->count)];
+    return r->loop != NULL && op != DTR_PREMUL_SUM;
+}
+
+void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, int n,
+                      int divisor) {
+    void *const to = dst;
+    const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL };
+    r->loop(&job, r->count);
 }
 
 /* Size of the last cache. Asking costs microseconds, so it is asked once, for a large job. */

@@ -15,6 +15,8 @@
 
 #include <dtr/coll.h>
 
+struct dtr__reduce_job;
+
 /* Reduce `n` sources in the order given: dst[k] = finish(src[0][k] op src[1][k] op ... op
  * src[n-1][k]), k < count. finish: AVG divides by `divisor` (integers: toward zero), 16-bit types
  * are rounded here, bool gives 0/1. PREMUL_SUM is SUM of inputs that dtr__premul has scaled, or,
@@ -40,6 +42,16 @@ void dtr__copy_past(void *dst, const void *src, size_t nbytes);
 
 /* Bytes of the last cache. */
 size_t dtr__kernels_cache(void);
+
+/* A reduction that comes again and again: what dtr__reduce looks up, once. False: it cannot be
+ * kept, use dtr__reduce. */
+typedef struct dtr__reducer {
+    void (*loop)(const struct dtr__reduce_job *job, size_t count);
+    size_t count;
+    dtr_op op;
+} dtr__reducer;
+bool dtr__reduce_keep(dtr__reducer *r, size_t count, dtr_dtype dtype, dtr_op op);
+void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, int n, int divisor);
 
 /* dst[k] = round(factor * src[k]) in the accumulator type; complex: both parts. dst == src is
  * legal. */
