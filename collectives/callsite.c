@@ -24,6 +24,11 @@ void dtr__call_site_take(dtr__call *c, void *return_address) {
     noted.file = NULL;
 }
 
+bool dtr__call_site_is(const dtr__call *c, const void *return_address) {
+    return c->file == noted.file &&
+           (c->file != NULL ? c->line == noted.line : c->return_address == return_address);
+}
+
 void dtr__call_site_drop(void) {
     noted.file = NULL;
 }

@@ -219,6 +219,8 @@ struct dtr_work {
  * Collectives of a group are started strictly in issue order and at most one is under way per group
  * (several p2p may be), so a backend needs no ordering of its own. Buffers, counts and operators
  * have been checked. NULL members are optional and mean "nothing to do". */
+struct dtr__repeat;
+struct dtr__moves;
 typedef struct dtr__backend {
     const char *name;
     dtr_device_type device;
@@ -239,6 +241,14 @@ typedef struct dtr__backend {
      * time-out: "rank 2 (world 5) has not sent its part". Returns text, "" when nothing is known.
      * Optional. */
     const char *(*waits_for)(dtr_group *group, void *state, dtr_work *w, char *text, size_t cap);
+    /* Small collectives that are called again and again (repeat.h), all four or none. accept: can
+     * this call be repeated, and what goes where. post: begin it with the data of p->call. look: 1
+     * when it has finished; 0 while others have not come; -1 when the engine must see to it. go_on:
+     * from here on it is an ordinary started work with this call. */
+    bool (*repeat_accept)(dtr_group *group, void *state, const dtr__call *c, struct dtr__moves *m);
+    void (*repeat_post)(dtr_group *group, void *state, const struct dtr__repeat *p);
+    int (*repeat_look)(dtr_group *group, void *state, const struct dtr__repeat *p);
+    void (*repeat_go_on)(dtr_group *group, void *state, const dtr__call *c);
 } dtr__backend;
 
 extern const dtr__backend dtr__backend_self; /* collectives/self/ */
@@ -299,7 +309,8 @@ struct dtr_group {
     _Atomic int open_works; /* issued asynchronously, callbacks not yet run */
     dtr_work *p2p_unstarted, *p2p_cursor; /* first not started; next to be polled; progress_lock */
     dtr_work *spare;                      /* kept for the next blocking call; progress_lock */
-    uint64_t issued;                      /* works of this rank; queue_lock */
+    struct dtr__repeats *repeats;         /* NULL until the first; progress_lock */
+    _Atomic uint64_t issued;              /* works of this rank */
     double next_deadline;                 /* no running work expires before; progress_lock */
     uint32_t passes;                      /* progress_lock */
     bool engine_open;                     /* progress_lock */
@@ -364,9 +375,10 @@ enum {
 /* True on a thread that is inside a completion callback of this world: it must not block. */
 bool dtr__in_callback(const dtr_world *world);
 
-/* Call sites (callsite.c). take: what dtr_call_site noted, else the return address. text:
- * "train.c:88", or "libfoo.so+0x1f2c", cut to `cap`. */
+/* Call sites (callsite.c). take: what dtr_call_site noted, else the return address. is: whether
+ * take would give what `c` has. text: "train.c:88", or "libfoo.so+0x1f2c", cut to `cap`. */
 void dtr__call_site_take(dtr__call *c, void *return_address);
+bool dtr__call_site_is(const dtr__call *c, const void *return_address);
 const char *dtr__call_site_text(const dtr__call *c, char *text, size_t cap);
 const char *dtr__call_site_cached(const dtr__call *c); /* 48 bytes, of this thread, soon reused */
 void dtr__call_site_drop(void);

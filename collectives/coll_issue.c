@@ -4,10 +4,11 @@
 
 #include "engine.h"
 #include "kernels/kernels.h"
+#include "repeat.h"
 
 enum { PASSES_PER_NEWS = 64 }; /* between two looks for news of broken groups */
 
-static void fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r) {
+void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r) {
     const dtr__call *c = &w->call;
     bool p2p = dtr__kind_is_p2p(c->kind);
     double deadline = atomic_load_explicit(&w->deadline, memory_order_relaxed);
@@ -51,7 +52,7 @@ static void write_entries(const dtr_work *w, dtr__record *r) {
 
 void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     dtr__record r;
-    fill_record(w, site, flags, &r);
+    dtr__work_fill_record(w, site, flags, &r);
     w->record = dtr__rec_begin(w->world, &r);
     if (w->call.kind == DTR__K_BATCH) {
         write_entries(w, &r);
@@ -88,14 +89,17 @@ static void queue(dtr_group *g, dtr_work *w) {
     w->run_next = NULL;
     *(g->incoming.tail != NULL ? &g->incoming.tail->run_next : &g->incoming.head) = w;
     g->incoming.tail = w;
-    atomic_fetch_add_explicit(&g->active, 1, memory_order_release);
 }
 
+/* What is to be queued counts as active before it has its numbers: a repeated call (repeat.c),
+ * which takes its own without the queue's lock, sees it there if it comes later. */
 static void number(dtr_group *g, dtr_work *w) {
     _Atomic uint64_t *counter = dtr__kind_is_p2p(w->call.kind) ? &g->p2p_seq : &g->seq;
-    w->seq = atomic_load_explicit(counter, memory_order_relaxed) + 1;
-    atomic_store_explicit(counter, w->seq, memory_order_relaxed);
-    w->issue = ++g->issued;
+    if (!w->inline_call) {
+        atomic_fetch_add_explicit(&g->active, 1, memory_order_release);
+    }
+    w->seq = atomic_fetch_add_explicit(counter, 1, memory_order_acq_rel) + 1;
+    w->issue = atomic_fetch_add_explicit(&g->issued, 1, memory_order_acq_rel) + 1;
 }
 
 bool dtr__work_list(dtr_group *g, dtr_work *w) {
@@ -173,7 +177,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     atomic_store_explicit(&w->source, -1, memory_order_relaxed);
     atomic_store_explicit(&w->limit, c->timeout_s, memory_order_relaxed);
     if (w->call.issued_ns == 0) {
-        w->call.issued_ns = dtr__now_ns();
+        w->call.issued_ns = dtr__stamp_ns();
     }
     atomic_store_explicit(&w->deadline, (double)w->call.issued_ns * 1e-9 + c->timeout_s,
                           memory_order_relaxed);
@@ -241,7 +245,44 @@ static dtr_status run_inline(dtr_group *g, dtr_work *w, const dtr__request *r, i
     }
     dtr__group_enter(g, w);
     finish_inline(g, w);
+    if (w->status == DTR_OK && !wants_nan_check(g, &w->call)) {
+        dtr__repeat_learn(g, r, w, backend);
+    }
     return dtr__work_result(w);
+}
+
+dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w) {
+    atomic_store_explicit(&w->refs, 2, memory_order_relaxed);
+    pthread_mutex_lock(&g->queue_lock);
+    bool open = atomic_load_explicit(&g->status, memory_order_relaxed) == DTR_OK;
+    if (open) {
+        list(g, w);
+    }
+    pthread_mutex_unlock(&g->queue_lock);
+    if (!open) {
+        if (w->started) {
+            w->backend->cancel(g, w->backend_state, w);
+        }
+        dtr_status s = dtr__group_broken(g);
+        dtr__work_mark(w, DTR__REC_FAILED, s);
+        atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+        return s;
+    }
+    if (w->started) {
+        dtr__group_enter_started(g, w);
+    } else {
+        dtr__group_enter(g, w);
+    }
+    finish_inline(g, w);
+    return dtr__work_result(w);
+}
+
+void dtr__work_keep_spare(dtr_group *g, dtr_work *w) {
+    if (g->spare == NULL && w->error == NULL) {
+        g->spare = w;
+    } else {
+        dtr__work_unref(w);
+    }
 }
 
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w) {
@@ -357,11 +398,7 @@ static dtr_status issue_inline(dtr_group *g, const dtr__request *r, int64_t now)
         if (s == DTR_OK && !is_empty_batch(&w->call)) {
             s = run_inline(g, w, r, backend);
         }
-        if (g->spare == NULL && w->error == NULL) {
-            g->spare = w;
-        } else {
-            dtr__work_unref(w);
-        }
+        dtr__work_keep_spare(g, w);
     }
     pthread_mutex_unlock(g->progress);
     if (s < 0 && atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
@@ -402,7 +439,11 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     if (g == NULL || g->magic != DTR__GROUP_MAGIC) {
         return refuse_handle(g, r, work);
     }
-    int64_t now = dtr__now_ns();
+    dtr_status s;
+    if (work == NULL && dtr__repeat_call(g, r, &s)) {
+        return s;
+    }
+    int64_t now = dtr__stamp_ns();
     dtr__notices_visit_at(g->world, now); /* a late rank learns what the others have agreed on */
     if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
         dtr__call_site_drop();

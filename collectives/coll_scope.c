@@ -385,7 +385,7 @@ static void describe_whole(dtr__scope *scope) {
     }
     c->kind = collective ? DTR__K_COALESCED : DTR__K_COALESCED_P2P;
     c->n_batch = scope->n;
-    c->issued_ns = dtr__now_ns();
+    c->issued_ns = dtr__stamp_ns();
     atomic_store_explicit(&whole->limit, c->timeout_s, memory_order_relaxed);
     atomic_store_explicit(&whole->deadline, (double)c->issued_ns * 1e-9 + c->timeout_s,
                           memory_order_relaxed);

@@ -88,6 +88,10 @@ void dtr__group_enter(dtr_group *g, dtr_work *w) {
     link_running(g, w);
 }
 
+void dtr__group_enter_started(dtr_group *g, dtr_work *w) {
+    link_running(g, w);
+}
+
 /* ---- breaking ---- */
 
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {

@@ -46,6 +46,8 @@ enum { DTR__PASSES_PER_HELP = 8 }; /* between two looks at other groups where th
 bool dtr__group_start_new(dtr_group *g, dtr__queue *called);
 /* Put a work straight into its running list, behind everything issued; progress lock held. */
 void dtr__group_enter(dtr_group *g, dtr_work *w);
+/* The same for one that has been started, before anything else of the group: ahead of all. */
+void dtr__group_enter_started(dtr_group *g, dtr_work *w);
 /* Move everything of the group once; progress lock held. Returns whether anything moved. */
 bool dtr__group_pass(dtr_group *g, dtr__queue *called);
 /* Try for the progress lock and pass; callbacks run before it returns. */
@@ -67,6 +69,12 @@ bool dtr__work_list(dtr_group *g, dtr_work *w); /* into group->works only, count
 bool dtr__work_admit(dtr_group *g, dtr_work *w, const char *site, bool listed);
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w);
 void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags);
+void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r);
+/* Run a work inline that has its numbers and its record, in a blocking caller who alone has it.
+ * Progress lock held. */
+dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w);
+/* It may serve the next blocking call. Progress lock held. */
+void dtr__work_keep_spare(dtr_group *g, dtr_work *w);
 /* Numbers of the records of a batch's entries, kept behind its list. */
 static inline uint64_t *dtr__batch_records(const dtr_work *w) {
     return (uint64_t *)(w->call.batch + w->call.n_batch);

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "engine.h"
+#include "repeat.h"
 
 dtr_status dtr__engine_open(dtr_group *g, dtr_group *world_group) {
     dtr__error_context ctx = { .world = g->world, .group = g->name };
@@ -98,6 +99,7 @@ void dtr__engine_close(dtr_group *g) {
         dtr__work_unref(g->spare);
         g->spare = NULL;
     }
+    dtr__repeats_free(g);
     pthread_mutex_unlock(g->progress);
     dtr__callbacks_run(&called);
     while (atomic_load_explicit(&g->waiters, memory_order_acquire) > 0) {

@@ -110,6 +110,7 @@ typedef struct dtr__shm_state {
     uint64_t *table;   /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena */
     uint64_t **tables; /* [size] everybody's */
     uint64_t n;        /* operations so far */
+    uint64_t described[2]; /* repeat whose description the own post carries; 0: another's */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
     void *mpi;         /* state of the mpi backend, which carries point to point */
@@ -156,6 +157,14 @@ void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
 dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
 void dtr__shm_end(dtr__shm_state *s);
 void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c);
+void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+
+/* shm_repeat.c: see dtr__backend. */
+bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);
+void dtr__shm_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
+int dtr__shm_repeat_look(dtr_group *g, void *state, const struct dtr__repeat *p);
+void dtr__shm_repeat_go_on(dtr_group *g, void *state, const dtr__call *c);
 
 /* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
  * slice is complete. */

@@ -89,7 +89,7 @@ static void show(dtr__shm_post *post, uint64_t mark) {
     atomic_store_explicit(&post->posted, mark, memory_order_release);
 }
 
-static void describe(dtr__shm_post *post, const dtr__call *c) {
+void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c) {
     const dtr__call *told = dtr__call_told(c);
     post->fingerprint = c->fingerprint;
     post->kind = (int32_t)told->kind;
@@ -174,27 +174,35 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
     return DTR_OK;
 }
 
-static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+/* Into how many pieces and chunks the data is cut. */
+void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
-    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
-    size_t nbytes = c->in_count * op->size, most = 0;
+    size_t most = 0;
     op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
     op->step = s->chunk / op->n_blocks / 64 * 64;
     if (dtr__kind_reduces(c->kind) && op->step > dtr__shm_attach_piece(g)) {
         op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
-    }
-    DTR_TRY(copy_input(g, op, c, nbytes));
-    describe(post, c);
-    DTR_TRY(place(g, s, c, post, nbytes));
-    if (post->mode != DTR__SHM_NOTHING &&
-        (c->kind == DTR__K_SCATTERV || c->kind == DTR__K_ALLTOALLV)) {
-        write_table(g, s, c);
     }
     for (int r = 0; r < g->size; r++) {
         size_t n = dtr__shm_wanted(g, c, r);
         most = n > most ? n : most;
     }
     op->chunks_in = chunks(most, op->step);
+}
+
+static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+    size_t nbytes = c->in_count * op->size;
+    dtr__shm_set_steps(g, s, c);
+    DTR_TRY(copy_input(g, op, c, nbytes));
+    dtr__shm_describe(post, c);
+    s->described[op->n & 1] = 0;
+    DTR_TRY(place(g, s, c, post, nbytes));
+    if (post->mode != DTR__SHM_NOTHING &&
+        (c->kind == DTR__K_SCATTERV || c->kind == DTR__K_ALLTOALLV)) {
+        write_table(g, s, c);
+    }
     return DTR_OK;
 }
 
@@ -212,7 +220,7 @@ static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
 void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     if (s->op.phase <= DTR__SHM_POST) {
         dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
-        describe(post, c);
+        dtr__shm_describe(post, c);
         post->mode = DTR__SHM_NOTHING;
         show(post, dtr__shm_mark(s->op.n, 0));
     }

@@ -1,6 +1,7 @@
 # Tests under mpirun: dtr_add_mpi_test(NAME SOURCES mpi/FILE.c NPROCS 1 2 3 4 7).
 dtr_add_mpi_test(engine_check SOURCES mpi/engine_check.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_work SOURCES mpi/engine_work.c NPROCS 1 2 3 4 7)
+dtr_add_mpi_test(engine_repeat SOURCES mpi/engine_repeat.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_p2p SOURCES mpi/engine_p2p.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_scope SOURCES mpi/engine_scope.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_bytes SOURCES mpi/engine_bytes.c NPROCS 1 2 3 4 7)

@@ -1,0 +1,187 @@
+/* Repeats of small blocking collectives: finding what is known of a call, running it without a
+ * work, and handing it to the engine when it takes long. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "coll_check.h"
+#include "repeat.h"
+
+enum {
+    REPEATS = 16,        /* per group; a power of two */
+    LOOKS_ALONE = 64,    /* before other groups must move, where there is no progress thread */
+    LOOKS_AT_ONCE = 8,   /* fewer take less than it is worth to look at the time again */
+    CALLS_PER_NEWS = 64, /* between two looks for news of broken groups */
+};
+
+struct dtr__repeats {
+    uint64_t last_id;
+    dtr__repeat of[REPEATS];
+};
+
+/* ---- finding ---- */
+
+static size_t slot_of(const dtr__request *r) {
+    uint64_t h = (uint64_t)(uintptr_t)r->return_address + r->in.count * UINT64_C(0x9e3779b1) +
+                 (uint64_t)r->kind;
+    return (size_t)(h * UINT64_C(0x9e3779b97f4a7c15) >> 60) % REPEATS;
+}
+
+static bool same_shape(const dtr_buffer *a, const dtr_buffer *b) {
+    return a->count == b->count && a->dtype == b->dtype && a->device.type == b->device.type &&
+           a->device.index == b->device.index;
+}
+
+/* Pointers may differ from call to call: there must be memory, and the two must be apart. */
+static bool fine_pointers(const dtr__repeat *p, const dtr__request *r) {
+    uintptr_t a = (uintptr_t)r->in.data, b = (uintptr_t)r->out.data;
+    if (r->in.data == p->asked.in.data && r->out.data == p->asked.out.data) {
+        return true;
+    }
+    if ((p->in_bytes > 0 && a == 0) || (p->out_bytes > 0 && b == 0)) {
+        return false;
+    }
+    return p->in_bytes == 0 || p->out_bytes == 0 || a >= b + p->out_bytes || b >= a + p->in_bytes ||
+           (a == b && p->may_be_same);
+}
+
+static bool same_request(const dtr__repeat *p, const dtr__request *r) {
+    const dtr__request *q = &p->asked;
+    return p->id != 0 && r->kind == q->kind && r->op == q->op && r->root == q->root &&
+           r->options == NULL && r->finish == NULL && r->tag_word == q->tag_word &&
+           r->divisor == q->divisor && same_shape(&r->in, &q->in) && same_shape(&r->out, &q->out) &&
+           dtr__call_site_is(&p->call, r->return_address) && fine_pointers(p, r);
+}
+
+static bool is_idle(const dtr_group *g) {
+    return g->collectives.head == NULL && g->p2p.head == NULL && g->spare != NULL &&
+           atomic_load_explicit(&g->active, memory_order_acquire) == 0 &&
+           atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
+           atomic_load_explicit(&g->scope, memory_order_acquire) == NULL;
+}
+
+/* ---- learning ---- */
+
+void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, int backend) {
+    const dtr__rule *rule = &dtr__rules[r->kind];
+    const dtr__call *c = &w->call;
+    size_t size = dtr_dtype_size(c->dtype);
+    if (w->backend->repeat_accept == NULL || c->told != NULL || r->options != NULL ||
+        r->finish != NULL || rule->arrays || rule->peer || (unsigned)r->kind > DTR__K_BARRIER) {
+        return;
+    }
+    if (g->repeats == NULL) {
+        g->repeats = calloc(1, sizeof *g->repeats);
+        if (g->repeats == NULL) {
+            return; /* the next call goes the ordinary way, too */
+        }
+    }
+    dtr__moves moves;
+    if (!w->backend->repeat_accept(g, w->backend_state, c, &moves)) {
+        return;
+    }
+    dtr__repeat *p = &g->repeats->of[slot_of(r)];
+    p->id = ++g->repeats->last_id;
+    p->moves = moves;
+    p->asked = *r;
+    p->backend = backend;
+    p->call = *c;
+    p->one_buffer = rule->one_buffer;
+    p->may_be_same = rule->overlap == SAME_BUFFER;
+    p->in_bytes = c->in_count * size;
+    p->out_bytes = rule->one_buffer ? 0 : c->out_count * size;
+    p->limit_ns = c->timeout_s < 1e9 ? (int64_t)(c->timeout_s * 1e9) : 0;
+    dtr__work_fill_record(w, dtr__call_site_cached(c), 0, &p->record);
+}
+
+void dtr__repeats_free(dtr_group *g) {
+    free(g->repeats);
+    g->repeats = NULL;
+}
+
+/* ---- running; progress lock held ---- */
+
+/* Whether the caller may go on looking by itself: nobody waits to be moved, the group is whole. */
+static bool alone(const dtr_group *g, unsigned looks, bool has_thread, dtr__backoff *backoff) {
+    if (atomic_load_explicit(&g->active, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK ||
+        (!has_thread && looks >= LOOKS_ALONE)) {
+        return false;
+    }
+    return !dtr__backoff_due(g->world, backoff);
+}
+
+/* Issue time and record come after the post: they are made while it is on its way. */
+static bool run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
+    const dtr__backend *b = g->backend[p->backend];
+    void *state = g->backend_state[p->backend];
+    bool has_thread = dtr__progress_has_thread(g->world);
+    dtr__backoff backoff = { 0 };
+    b->repeat_post(g, state, p);
+    p->call.issued_ns = dtr__stamp_ns();
+    p->record.t_issued = p->call.issued_ns;
+    p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
+    *record = dtr__rec_begin(g->world, &p->record);
+    for (unsigned looks = 1;; looks++) {
+        int found = b->repeat_look(g, state, p);
+        if (found > 0) {
+            dtr__rec_finish(g->world, *record,
+                            looks < LOOKS_AT_ONCE ? p->call.issued_ns : dtr__stamp_ns());
+        }
+        if (found != 0) {
+            return found > 0;
+        }
+        if (!alone(g, looks, has_thread, &backoff)) {
+            return false;
+        }
+    }
+}
+
+/* What has not ended at once becomes the work kept for blocking calls. */
+static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uint64_t record,
+                        bool started) {
+    dtr_work *w = g->spare;
+    g->spare = NULL;
+    (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* no arrays: cannot fail */
+    w->seq = p->record.seq;
+    w->issue = p->record.op_id;
+    w->record = record;
+    if (!started) {
+        dtr__work_write_record(w, dtr__call_site_cached(&w->call), 0);
+    } else {
+        w->started = true;
+        w->backend->repeat_go_on(g, w->backend_state, &w->call);
+    }
+    dtr_status s = dtr__work_run_numbered(g, w);
+    dtr__work_keep_spare(g, w);
+    return s;
+}
+
+bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
+    uint64_t record = 0;
+    if (pthread_mutex_trylock(g->progress) != 0) {
+        return false;
+    }
+    dtr__repeat *p = g->repeats != NULL ? &g->repeats->of[slot_of(r)] : NULL;
+    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world)) {
+        pthread_mutex_unlock(g->progress);
+        return false;
+    }
+    dtr__call_site_drop();
+    p->call.in = p->in_bytes > 0 ? r->in.data : NULL;
+    p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
+    p->call.issued_ns = 0;
+    /* Who has issued something before this got its numbers has counted it as active before. */
+    p->record.seq = atomic_fetch_add_explicit(&g->seq, 1, memory_order_acq_rel) + 1;
+    p->record.op_id = atomic_fetch_add_explicit(&g->issued, 1, memory_order_acq_rel) + 1;
+    bool first = atomic_load_explicit(&g->active, memory_order_acquire) == 0;
+    uint64_t seq = p->record.seq;
+    *status = DTR_OK;
+    if (!first || !run(g, p, &record)) {
+        *status = go_on(g, p, r, record, first);
+    }
+    pthread_mutex_unlock(g->progress);
+    if (seq % CALLS_PER_NEWS == 0 || *status < 0) {
+        dtr__notices_visit(g->world);
+    }
+    return true;
+}

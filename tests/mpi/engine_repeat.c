@@ -1,0 +1,417 @@
+/* Small blocking collectives called again and again: the short way through the engine gives the
+ * same results, numbers, records and errors as the ordinary one (WRK10, WRK17, WRK18, DBG6, CHK12,
+ * reliability P3, P9, P13). */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "coll_internal.h"
+#include "harness.h"
+
+enum { TIMES = 200, MOST_RANKS = 16 };
+
+static dtr_buffer i32s(int32_t *x, size_t n) {
+    return dtr_cpu(x, n, DTR_I32);
+}
+
+static int32_t triangle(int n) {
+    return n * (n + 1) / 2;
+}
+
+/* One place for all allreduces of a test: what differs is the arguments alone. */
+static dtr_status reduce_here(dtr_group *g, dtr_buffer in, dtr_buffer out, dtr_op op,
+                              const dtr_coll_options *o) {
+    return dtr_allreduce(g, in, out, op, o, NULL);
+}
+
+/* The same sum many times, so that the short way is in use. */
+static void warm_up(dtr_group *g) {
+    for (int i = 0; i < TIMES; i++) {
+        int32_t x = th_rank() + i, y = 0;
+        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
+        TH_CHECK(y == triangle(th_size() - 1) + i * th_size(), "sum %d is %d", i, y);
+    }
+}
+
+/* The test has broken its group on some ranks: let all know, so that its end is local. */
+static void all_break(void) {
+    TH_AGREE();
+    TH_IS(dtr_group_abort(th_group(), "the test is over"), DTR_OK);
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+
+static void one_of_each(dtr_group *g, int i) {
+    int n = th_size(), r = th_rank(), root = i % n;
+    int32_t one = r + i, sum = -1, all[MOST_RANKS], mine[MOST_RANKS], got[MOST_RANKS];
+    int32_t least = -1;
+    for (int k = 0; k < n; k++) {
+        mine[k] = 100 * r + k + i;
+        all[k] = got[k] = -1;
+    }
+    TH_IS(dtr_allreduce(g, i32s(&one, 1), i32s(&sum, 1), DTR_SUM, NULL, NULL), DTR_OK);
+    TH_CHECK(sum == triangle(n - 1) + n * i, "allreduce %d gave %d", i, sum);
+    TH_IS(dtr_reduce(g, i32s(&one, 1), i32s(&least, r == root), DTR_MIN, root, NULL, NULL), DTR_OK);
+    TH_CHECK(least == (r == root ? i : -1), "reduce %d gave %d", i, least);
+    TH_IS(dtr_allgather(g, i32s(&one, 1), i32s(all, (size_t)n), NULL, NULL), DTR_OK);
+    TH_IS(dtr_alltoall(g, i32s(mine, (size_t)n), i32s(got, (size_t)n), NULL, NULL), DTR_OK);
+    for (int k = 0; k < n; k++) {
+        TH_CHECK(all[k] == k + i, "allgather %d gave %d from %d", i, all[k], k);
+        TH_CHECK(got[k] == 100 * k + r + i, "alltoall %d gave %d from %d", i, got[k], k);
+    }
+    TH_IS(dtr_reduce_scatter(g, i32s(mine, (size_t)n), i32s(&sum, 1), DTR_SUM, NULL, NULL), DTR_OK);
+    TH_CHECK(sum == 100 * triangle(n - 1) + n * (r + i), "reduce_scatter %d gave %d", i, sum);
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
+    TH_IS(dtr_gather(g, i32s(&one, 1), i32s(got, r == root ? (size_t)n : 0), root, NULL, NULL),
+          DTR_OK);
+    TH_CHECK(r != root || got[n - 1] == n - 1 + i, "gather %d gave %d", i, got[n - 1]);
+    TH_IS(dtr_scatter(g, i32s(got, r == root ? (size_t)n : 0), i32s(&sum, 1), root, NULL, NULL),
+          DTR_OK);
+    TH_CHECK(sum == r + i, "scatter %d gave %d", i, sum);
+    sum = r == root ? 7 * i : -1;
+    TH_IS(dtr_broadcast(g, i32s(&sum, 1), root, NULL, NULL), DTR_OK);
+    TH_CHECK(sum == 7 * i, "broadcast %d gave %d", i, sum);
+}
+
+/* Every kind in turn, roots changing; each call moves the sequence by one. */
+START_TEST(alternating) {
+    uint64_t seq = dtr_group_seq(th_group());
+    for (int i = 0; i < TIMES; i++) {
+        one_of_each(th_group(), i);
+    }
+    TH_ALL(dtr_group_seq(th_group()) == seq + 9 * TIMES, "the sequence moved by %d",
+           (int)(dtr_group_seq(th_group()) - seq));
+}
+END_TEST
+
+/* From one place: other counts, types, operators and memory, and each gives its own result. */
+START_TEST(changing_arguments) {
+    enum { MOST = 700 };
+    static int32_t a[MOST], b[MOST];
+    static double c[MOST], d[MOST];
+    int n = th_size();
+    for (int i = 0; i < 4 * TIMES; i++) {
+        size_t count = (size_t)(1 + (i * 37) % MOST), last = count - 1;
+        if (i % 3 == 0) {
+            count = 2 + (size_t)i % 2; /* the same few again and again */
+            last = count - 1;
+        }
+        for (size_t k = 0; k < count; k++) {
+            a[k] = th_rank() + (int32_t)k;
+            c[k] = th_rank() + (double)k;
+        }
+        int32_t sum = triangle(n - 1) + n * (int32_t)last, most = n - 1 + (int32_t)last;
+        bool in_place = i % 2 == 1, highest = i % 5 == 0;
+        TH_IS(reduce_here(th_group(), i32s(a, count), i32s(in_place ? a : b, count),
+                          highest ? DTR_MAX : DTR_SUM, NULL),
+              DTR_OK);
+        int32_t got = in_place ? a[last] : b[last];
+        TH_CHECK(got == (highest ? most : sum), "call %d of %zu gave %d", i, count, got);
+        TH_IS(reduce_here(th_group(), dtr_cpu(c, count, DTR_F64), dtr_cpu(d, count, DTR_F64),
+                          DTR_SUM, NULL),
+              DTR_OK);
+        TH_CHECK(d[last] == sum, "call %d of %zu f64 gave %g", i, count, d[last]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* CHK: bad arguments where good ones were given before are refused, and no number is used up. */
+START_TEST(refused_between) {
+    int32_t x[4] = { 1, 2, 3, 4 }, y[4] = { -1, -1, -1, -1 };
+    warm_up(th_group());
+    uint64_t seq = dtr_group_seq(th_group());
+    TH_IS(reduce_here(th_group(), i32s(NULL, 1), i32s(y, 1), DTR_SUM, NULL), DTR_ERR_ARG);
+    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(NULL, 1), DTR_SUM, NULL), DTR_ERR_ARG);
+    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(y, 2), DTR_SUM, NULL), DTR_ERR_SHAPE);
+    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(y, 1), (dtr_op)77, NULL), DTR_ERR_ARG);
+    for (int i = 0; i < 3; i++) { /* the pair is good the first times */
+        TH_IS(reduce_here(th_group(), i32s(x, 2), i32s(y, 2), DTR_SUM, NULL), DTR_OK);
+    }
+    TH_IS(reduce_here(th_group(), i32s(x, 2), i32s(x + 1, 2), DTR_SUM, NULL), DTR_ERR_ARG);
+    TH_MESSAGE("overlap");
+    TH_IS(reduce_here(NULL, i32s(x, 2), i32s(y, 2), DTR_SUM, NULL), DTR_NOT_MEMBER);
+    TH_CHECK(dtr_group_seq(th_group()) == seq + 3, "the sequence moved by %d",
+             (int)(dtr_group_seq(th_group()) - seq));
+    TH_CHECK(y[0] == th_size() && y[2] == -1, "results %d, %d", y[0], y[2]);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* The newest `n` records are of allreduces called here, finished, in order, with this label. */
+static void check_records(size_t n, uint64_t last_seq, const char *label) {
+    dtr__record r[8];
+    size_t found = dtr__rec_read(th_world(), r, n);
+    TH_CHECK(found == n, "%zu records", found);
+    for (size_t i = 0; i < found; i++) {
+        TH_CHECK(r[i].kind == DTR__K_ALLREDUCE && r[i].state == DTR__REC_FINISHED &&
+                     r[i].status == DTR_OK && r[i].seq == last_seq - (n - 1 - i),
+                 "record %zu: kind %d, state %d, status %d, seq %d of %d", i, r[i].kind, r[i].state,
+                 r[i].status, (int)r[i].seq, (int)last_seq);
+        TH_CHECK(strncmp(r[i].site, "engine_repeat.c:", 16) == 0, "site \"%s\"", r[i].site);
+        TH_CHECK(strcmp(r[i].label, label) == 0, "label \"%s\", not \"%s\"", r[i].label, label);
+        TH_CHECK(r[i].t_issued > 0 && r[i].t_finished >= r[i].t_issued &&
+                     r[i].deadline > r[i].t_issued && (r[i].flags & DTR__REC_BLOCKING) != 0,
+                 "record %zu: issued %lld, finished %lld, deadline %lld, flags %d", i,
+                 (long long)r[i].t_issued, (long long)r[i].t_finished, (long long)r[i].deadline,
+                 r[i].flags);
+        TH_CHECK(i == 0 || (r[i].t_issued >= r[i - 1].t_finished && r[i].op_id > r[i - 1].op_id),
+                 "record %zu is out of order", i);
+    }
+}
+
+/* P9, P13: one record per call, with its label, place, numbers and times. */
+START_TEST(records) {
+    int32_t x = 1, y = 0;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    warm_up(th_group());
+    double before = th_now();
+    for (int i = 0; i < 8; i++) {
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
+    }
+    double after = th_now();
+    check_records(8, dtr_group_seq(th_group()), "");
+    dtr__record r[8];
+    TH_CHECK(dtr__rec_read(th_world(), r, 8) == 8, "fewer records");
+    for (int i = 0; i < 8; i++) { /* the same clock, within what a thread may be stopped for */
+        double at = 1e-9 * (double)r[i].t_issued;
+        TH_CHECK(at > before - 1e-3 && at < after + 1e-3, "%g is not in %g..%g", at, before, after);
+    }
+    static const char *const labels[] = { "first", "second", "first" };
+    for (int k = 0; k < 3; k++) {
+        o.label = labels[k];
+        for (int i = 0; i < 4; i++) {
+            TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, &o), DTR_OK);
+        }
+        check_records(4, dtr_group_seq(th_group()), labels[k]);
+    }
+    for (int i = 0; i < 4; i++) {
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
+    }
+    check_records(4, dtr_group_seq(th_group()), "");
+    TH_AGREE();
+}
+END_TEST
+
+/* WRK18: asynchronous calls in between keep their place. */
+START_TEST(between_asynchronous_ones) {
+    warm_up(th_group());
+    for (int i = 0; i < TIMES; i++) {
+        int32_t a = th_rank() + i, b = 2 * a, x = 0, y = 0, z = 0;
+        dtr_work *w = NULL, *v = NULL;
+        TH_IS(dtr_allreduce(th_group(), i32s(&a, 1), i32s(&x, 1), DTR_SUM, NULL, &w), DTR_OK);
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_MAX, NULL), DTR_OK);
+        TH_IS(dtr_allreduce(th_group(), i32s(&b, 1), i32s(&z, 1), DTR_SUM, NULL, &v), DTR_OK);
+        TH_IS(dtr_work_wait(v, -1), DTR_OK);
+        TH_IS(dtr_work_wait(w, -1), DTR_OK);
+        int32_t want = triangle(th_size() - 1) + th_size() * i;
+        TH_CHECK(x == want && y == want && z == 2 * want, "round %d gave %d, %d and %d", i, x, y,
+                 z);
+        TH_CHECK(dtr_work_seq(v) == dtr_work_seq(w) + 2, "numbers %d and %d", (int)dtr_work_seq(w),
+                 (int)dtr_work_seq(v));
+        TH_IS(dtr_work_release(w), DTR_OK);
+        TH_IS(dtr_work_release(v), DTR_OK);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* DBG6: one rank calls something else after many equal calls; all say so, nothing is written. */
+static void disagree(dtr_op op, size_t count, dtr_dtype dtype, const char *word) {
+    int32_t x[4] = { 1, 2, 3, 4 }, y[4] = { -1, -1, -1, -1 };
+    bool odd = th_rank() == th_size() - 1;
+    warm_up(th_group());
+    TH_IS(reduce_here(th_group(), dtr_cpu(x, odd ? count : 1, odd ? dtype : DTR_I32),
+                      dtr_cpu(y, odd ? count : 1, odd ? dtype : DTR_I32), odd ? op : DTR_SUM, NULL),
+          DTR_ERR_MISMATCH);
+    TH_MESSAGE(word);
+    TH_MESSAGE("engine_repeat.c:");
+    TH_CHECK(y[0] == -1 && y[3] == -1, "a buffer was written: %d", y[0]);
+    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+
+START_TEST(other_operator) {
+    disagree(DTR_MAX, 1, DTR_I32, "op");
+}
+END_TEST
+
+START_TEST(other_count) {
+    disagree(DTR_SUM, 3, DTR_I32, "count");
+}
+END_TEST
+
+START_TEST(other_dtype) {
+    disagree(DTR_SUM, 1, DTR_F32, "dtype");
+}
+END_TEST
+
+START_TEST(other_kind) {
+    int32_t x = 1, y = -1;
+    warm_up(th_group());
+    for (int i = 0; i < 3; i++) {
+        TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_OK);
+    }
+    if (th_rank() == 0) {
+        TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_ERR_MISMATCH);
+    } else {
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+    }
+    TH_MESSAGE("broadcast");
+    TH_MESSAGE("allreduce");
+    TH_CHECK(y == -1, "a buffer was written: %d", y);
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+END_TEST
+
+/* WRK10, CHK12: a rank that does not come; who comes late learns it at once. */
+START_TEST(absent_rank) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    int32_t x = 1, y = 0;
+    o.timeout_s = 0.5;
+    TH_OK(dtr_group_split(th_group(), 0, th_rank(), &o, &g));
+    for (int i = 0; i < 20; i++) {
+        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
+    }
+    if (th_rank() != 0) {
+        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
+        TH_MESSAGE("allreduce #21");
+        TH_MESSAGE("rank 0");
+        TH_MESSAGE("engine_repeat.c:");
+    }
+    th_barrier();
+    TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("allreduce #21");
+    TH_CHECK(dtr_group_status(g) == DTR_ERR_TIMEOUT, "group status %d", dtr_group_status(g));
+    TH_AGREE();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* Rank 0 aborts while the others wait inside. */
+START_TEST(aborted_inside) {
+    int32_t x = 1, y = 0;
+    warm_up(th_group());
+    th_barrier();
+    if (th_rank() == 0) {
+        TH_IS(dtr_group_abort(th_group(), "no more of this"), DTR_OK);
+    } else {
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
+        TH_MESSAGE("no more of this");
+    }
+    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
+    TH_MESSAGE("no more of this");
+    all_break();
+}
+END_TEST
+
+typedef struct job {
+    dtr_group *group;
+    int bad;
+} job;
+
+static void *sum_up(void *arg) {
+    job *j = arg;
+    for (int i = 0; i < 10 * TIMES; i++) {
+        int32_t x = i, y = 0;
+        j->bad += dtr_allreduce(j->group, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL, NULL) != DTR_OK;
+        j->bad += y != i * th_size();
+    }
+    return NULL;
+}
+
+static void *pass_on(void *arg) {
+    job *j = arg;
+    int n = th_size(), to = (th_rank() + 1) % n, from = (th_rank() + n - 1) % n;
+    for (int i = 0; i < TIMES; i++) {
+        int32_t x = i, y = -1;
+        dtr_work *s = NULL, *r = NULL;
+        j->bad += dtr_recv(j->group, i32s(&y, 1), from, 3, NULL, &r) != DTR_OK;
+        j->bad += dtr_send(j->group, i32s(&x, 1), to, 3, NULL, &s) != DTR_OK;
+        j->bad += dtr_work_wait(r, -1) != DTR_OK || dtr_work_wait(s, -1) != DTR_OK || y != i;
+        dtr_work_release(r);
+        dtr_work_release(s);
+    }
+    return NULL;
+}
+
+/* Two threads on two groups, and two on one: one with collectives, one with messages. */
+START_TEST(two_threads) {
+    dtr_group *other = NULL;
+    pthread_t thread;
+    if (strcmp(th_thread_level(), "multiple") != 0) {
+        return;
+    }
+    TH_OK(dtr_group_split(th_group(), 0, th_rank(), NULL, &other));
+    job mine = { th_group(), 0 }, its = { other, 0 }, same = { th_group(), 0 };
+    pthread_create(&thread, NULL, sum_up, &its);
+    sum_up(&mine);
+    pthread_join(thread, NULL);
+    pthread_create(&thread, NULL, pass_on, &same);
+    sum_up(&mine);
+    pthread_join(thread, NULL);
+    TH_CHECK(mine.bad + its.bad + same.bad == 0, "%d, %d and %d calls went wrong", mine.bad,
+             its.bad, same.bad);
+    TH_AGREE();
+    TH_IS(dtr_group_destroy(other), DTR_OK);
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+static long resident_pages(void) {
+    long total = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f == NULL || fscanf(f, "%ld %ld", &total, &resident) != 2) {
+        resident = 0;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return resident;
+}
+
+/* Calls take no memory. */
+START_TEST(many_calls) {
+    int32_t x = 1, y = 0;
+    for (int i = 0; i < 10000; i++) { /* the recorder's ring is in use then */
+        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
+    }
+    long before = resident_pages();
+    for (int i = 0; i < 200000; i++) {
+        if (reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL) != DTR_OK || y != 2) {
+            TH_CHECK(false, "call %d: %s, result %d", i, dtr_last_error_message(), y);
+            break;
+        }
+    }
+    long grown = resident_pages() - before;
+    TH_CHECK(grown * sysconf(_SC_PAGESIZE) < 1 << 20, "grew by %ld pages", grown);
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "results", 60);
+    th_add(tc, alternating, 0, 0);
+    th_add(tc, changing_arguments, 0, 0);
+    th_add(tc, refused_between, 0, 0);
+    th_add(tc, records, 0, 0);
+    th_add(tc, between_asynchronous_ones, 0, 0);
+    th_add(tc, two_threads, 2, 0);
+    th_add_measured(tc, many_calls, 2, 2);
+    tc = th_case(s, "errors", 60);
+    th_add(tc, other_operator, 2, 0);
+    th_add(tc, other_count, 2, 0);
+    th_add(tc, other_dtype, 2, 0);
+    th_add(tc, other_kind, 2, 0);
+    th_add(tc, absent_rank, 2, 0);
+    th_add(tc, aborted_inside, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "engine_repeat", make);
+}
