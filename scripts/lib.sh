@@ -97,7 +97,8 @@ dtr_apt() { # dtr_apt [sudo -n]
         if ! "${install[@]}" 2>&1 | tee "$log" | dtr_apt_progress; then
             tail -n 15 "$log" >&2
             rm -f "$log"
-            dtr_die 2 "apt-get could not install: ${missing[*]}"
+            dtr_die 2 "apt-get could not install ${missing[*]}, see above. Without a network install these packages" \
+                "from a local mirror or image and run again; nothing else is downloaded"
         fi
     fi
     rm -f "$log"
