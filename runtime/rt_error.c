@@ -1,8 +1,10 @@
-/* The thread's last-error record: fixed buffers in thread-local storage, so that reporting an error
- * needs no memory. */
+/* The thread's last-error record: fixed buffers, made by a thread's first error. They are not in
+ * thread-local storage themselves, because a program that loads this library at run time has little
+ * of that left. */
 #include "rt_error.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +31,41 @@ struct dtr__error_copy {
     error_record record; /* allocated only as far as the message goes */
 };
 
-static _Thread_local error_record last = { .world_rank = -1, .file = "" };
+static const error_record none = { .world_rank = -1, .file = "" };
+static _Thread_local error_record *thread_record; /* NULL: this thread has had no error */
+static error_record shared;                       /* of threads for which there was no memory */
+static pthread_key_t owned;                       /* frees `thread_record` when its thread ends */
+static pthread_once_t owned_once = PTHREAD_ONCE_INIT;
+static bool owned_made;
+
+static void make_key(void) {
+    owned_made = pthread_key_create(&owned, free) == 0;
+}
+
+/* The library may be unloaded before its threads end. */
+__attribute__((destructor)) static void drop_key(void) {
+    if (owned_made) {
+        (void)pthread_key_delete(owned);
+    }
+}
+
+static const error_record *last(void) {
+    return thread_record != NULL ? thread_record : &none;
+}
+
+static error_record *last_to_write(void) {
+    if (thread_record == NULL || thread_record == &shared) {
+        error_record *made = malloc(sizeof *made);
+        (void)pthread_once(&owned_once, make_key);
+        if (made != NULL && !(owned_made && pthread_setspecific(owned, made) == 0)) {
+            free(made);
+            made = NULL;
+        }
+        thread_record = made != NULL ? made : &shared;
+        *thread_record = none;
+    }
+    return thread_record;
+}
 
 static void copy_text(char *to, size_t cap, const char *from) {
     snprintf(to, cap, "%s", from == NULL ? "" : from);
@@ -109,7 +145,7 @@ static dtr_status record(const dtr__error_context *ctx, dtr_status s, const char
         copy_text(r.host, sizeof r.host, "?");
     }
     copy_text(r.message, sizeof r.message, message);
-    memcpy(&last, &r, offsetof(error_record, message) + strlen(r.message) + 1);
+    memcpy(last_to_write(), &r, offsetof(error_record, message) + strlen(r.message) + 1);
     return s;
 }
 
@@ -165,10 +201,10 @@ dtr_status dtr__error_mpi(const dtr__error_context *ctx, int mpi_code, const cha
 }
 
 dtr__error_copy *dtr__error_save(void) {
-    size_t nbytes = offsetof(error_record, message) + strlen(last.message) + 1;
+    size_t nbytes = offsetof(error_record, message) + strlen(last()->message) + 1;
     dtr__error_copy *copy = malloc(nbytes);
     if (copy != NULL) {
-        memcpy(copy, &last, nbytes);
+        memcpy(copy, last(), nbytes);
     }
     return copy;
 }
@@ -185,8 +221,9 @@ dtr_status dtr__error_restore(const dtr__error_copy *copy, dtr_status s) {
     }
     const char *bytes = (const char *)copy;
     size_t text = strlen(bytes + offsetof(error_record, message)) + 1;
-    memcpy(&last, copy, offsetof(error_record, message) + text);
-    last.status = s;
+    error_record *to = last_to_write();
+    memcpy(to, copy, offsetof(error_record, message) + text);
+    to->status = s;
     return s;
 }
 
@@ -195,26 +232,27 @@ void dtr__error_copy_free(dtr__error_copy *copy) {
 }
 
 const char *dtr_last_error_message(void) {
-    return last.message;
+    return last()->message;
 }
 
 dtr_status dtr_last_error(dtr_error *out) {
     if (out == NULL || out->struct_size == 0) {
         return DTR_ERR_ARG;
     }
-    dtr_error e = { .status = last.status,
-                    .blast = dtr_status_class(last.status),
-                    .message = last.message,
-                    .file = last.file,
-                    .line = last.line,
-                    .operation = last.operation,
-                    .group = last.group,
-                    .seq = last.seq,
-                    .world_rank = last.world_rank,
-                    .host = last.host,
-                    .native = last.native,
-                    .native_code = last.native_code,
-                    .native_text = last.native_text };
+    const error_record *r = last();
+    dtr_error e = { .status = r->status,
+                    .blast = dtr_status_class(r->status),
+                    .message = r->message,
+                    .file = r->file,
+                    .line = r->line,
+                    .operation = r->operation,
+                    .group = r->group,
+                    .seq = r->seq,
+                    .world_rank = r->world_rank,
+                    .host = r->host,
+                    .native = r->native,
+                    .native_code = r->native_code,
+                    .native_text = r->native_text };
     e.struct_size = out->struct_size;
     memcpy(out, &e, out->struct_size < sizeof e ? out->struct_size : sizeof e);
     return DTR_OK;

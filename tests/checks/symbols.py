@@ -1,7 +1,9 @@
-"""libdtr does not end the process or take over its signals: it refers to no function that does.
+"""libdtr does not end the process or take over its signals: it refers to no function that does. It can be loaded into
+a running program, which has little thread-local storage left for it.
 
 Usage: symbols.py LIBDTR.so NM
 """
+import ctypes
 import subprocess
 import sys
 
@@ -17,4 +19,8 @@ used = {line.split()[-1].split("@")[0] for line in lines.splitlines()}
 problems = ["the library refers to %s()" % name for name in sorted(used & FORBIDDEN)]
 if not any(name.startswith("MPI_") for name in used):
     problems.append("no MPI function among the %d symbols the library refers to: is the check broken?" % len(used))
+try:
+    ctypes.CDLL(library)
+except OSError as error:
+    problems.append("cannot be loaded at run time: %s" % error)
 verdict(problems, "%d outside symbols used, none ends the process, forks, or changes signals or environment" % len(used))
