@@ -133,16 +133,17 @@ dtr_status dtr__group_connect(dtr_group *group) {
     return DTR_OK;
 }
 
-/* The communicator of a broken group stays until MPI ends: a message left over in it would turn up
- * in a later one, to which some MPI libraries give the same identity. */
 void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
     dtr__engine_close(group);
     close_backends(group, group->n_backends);
     dtr__exchange_drop(group);
-    bool left_over = group->size > 1 && atomic_load(&group->status) != DTR_OK;
-    if (mpi_alive && group->comm != MPI_COMM_NULL && !left_over) {
+    if (mpi_alive && group->comm != MPI_COMM_NULL) {
         dtr__mpi_lock(group->world);
-        MPI_Comm_free(&group->comm);
+        if (group->size > 1 && atomic_load(&group->status) != DTR_OK) {
+            dtr__mpi_keep(&group->comm);
+        } else {
+            MPI_Comm_free(&group->comm);
+        }
         dtr__mpi_unlock(group->world);
     }
     group->comm = MPI_COMM_NULL;

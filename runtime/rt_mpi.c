@@ -4,6 +4,7 @@
  * That MPI can be initialised and finalised only once per process is MPI's rule, so this is the one
  * place with process-wide state. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "rt_internal.h"
@@ -19,6 +20,34 @@ bool dtr__mpi_alive(void) {
     MPI_Finalized(&finalized);
     return initialized && !finalized;
 }
+
+/* ---- communicators that are not freed before MPI ends ---- */
+
+/* MPI deletes what is attached to MPI_COMM_SELF first when it is finalised. */
+static int free_kept(MPI_Comm self, int key, void *kept, void *extra) {
+    (void)self, (void)key, (void)extra;
+    int code = MPI_Comm_free(kept);
+    free(kept);
+    return code;
+}
+
+void dtr__mpi_keep(MPI_Comm *comm) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm *kept = malloc(sizeof *kept);
+    if (kept != NULL) {
+        *kept = *comm;
+        if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_kept, &key, NULL) != MPI_SUCCESS ||
+            MPI_Comm_set_attr(MPI_COMM_SELF, key, kept) != MPI_SUCCESS) {
+            free(kept); /* the communicator stays all the same */
+        }
+        if (key != MPI_KEYVAL_INVALID) {
+            MPI_Comm_free_keyval(&key); /* gone with the attribute */
+        }
+    }
+    *comm = MPI_COMM_NULL;
+}
+
+/* ---- users ---- */
 
 static dtr_status acquire_locked(bool may_initialise, int *level, bool *own, uint32_t *serial) {
     int initialized = 0, finalized = 0;

@@ -197,14 +197,16 @@ static dtr_status open_lanes(dtr_group *g, dtr__hier_state *s) {
     return dtr__backend_mpi.open(g, &s->mpi);
 }
 
-/* The communicator of a broken group stays until MPI ends: a message left over in it would turn up
- * in a later one, to which some MPI libraries give the same identity. */
 static void close_lane(dtr__hier_lane *l, bool broken) {
     if (l->open && l->backend->close != NULL) {
         l->backend->close(&l->group, l->state);
     }
-    if (l->group.comm != MPI_COMM_NULL && !broken && dtr__mpi_alive()) {
-        MPI_Comm_free(&l->group.comm);
+    if (l->group.comm != MPI_COMM_NULL && dtr__mpi_alive()) {
+        if (broken) {
+            dtr__mpi_keep(&l->group.comm);
+        } else {
+            MPI_Comm_free(&l->group.comm);
+        }
     }
     free(l->group.world_ranks);
     free(l->group.told_ranks);

@@ -74,7 +74,7 @@ static double seconds(void) {
 
 static const dtr_coll_options *options(void) {
     static dtr_coll_options o;
-    static float factor = 2;
+    static double factor = 2; /* as large as the largest element's real part */
     if (pick(4) == 0) {
         return NULL;
     }
