@@ -271,8 +271,10 @@ dtr_status dtr__options_copy(const void *given, void *own, size_t known, const c
     }
     size_t size;
     memcpy(&size, given, sizeof size);
-    /* A wild size must not make us read far beyond the caller's struct. */
-    DTR_REQUIRE(size >= sizeof size && size <= known + 4096, NULL, DTR_ERR_ARG,
+    /* A wild size must not make us read far beyond the caller's struct, nor half a pointer of it:
+     * every version's size is a multiple of its first field's. */
+    DTR_REQUIRE(size >= sizeof size && size % sizeof size == 0 && size <= known + 4096, NULL,
+                DTR_ERR_ARG,
                 "%s.struct_size is %zu (the struct has %zu bytes): initialise the struct with %s",
                 type, size, known, init);
     const unsigned char *bytes = given;

@@ -100,7 +100,8 @@ dtr_status dtr__error_mpi(const dtr__error_context *ctx, int mpi_code, const cha
     } while (0)
 
 /* Copy a caller's options struct (NULL: defaults) into a zeroed struct of `known` bytes.
- * struct_size 0, or non-zero bytes beyond what this build knows, is DTR_ERR_ARG naming `type`. */
+ * A struct_size that no version can have (0, not a multiple of 8), or non-zero bytes beyond what
+ * this build knows, is DTR_ERR_ARG naming `type`. */
 dtr_status dtr__options_copy(const void *given, void *own, size_t known, const char *type);
 
 #endif /* DTR_RT_ERROR_H */

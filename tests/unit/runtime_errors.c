@@ -185,9 +185,13 @@ START_TEST(options_structs_grow) {
     ck_assert_double_eq(own.timeout_s, 7);
     ck_assert_uint_eq(own.flags, 0);
 
-    older.struct_size = 0;
-    ck_assert_int_eq(dtr__options_copy(&older, &own, sizeof own, "dtr_world_options"), DTR_ERR_ARG);
-    ck_assert_ptr_nonnull(strstr(dtr_last_error_message(), "DTR_WORLD_OPTIONS_INIT"));
+    const size_t impossible[] = { 0, 4, offsetof(dtr_world_options, backend) + 5, SIZE_MAX - 7 };
+    for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++) {
+        older.struct_size = impossible[i];
+        ck_assert_int_eq(dtr__options_copy(&older, &own, sizeof own, "dtr_world_options"),
+                         DTR_ERR_ARG);
+        ck_assert_ptr_nonnull(strstr(dtr_last_error_message(), "DTR_WORLD_OPTIONS_INIT"));
+    }
     ck_assert_int_eq(dtr__options_copy(NULL, &own, sizeof own, "dtr_world_options"), DTR_OK);
     ck_assert_uint_eq(own.flags, 0);
 }
