@@ -115,6 +115,12 @@ static inline uint64_t dtr__record_seq(const dtr__record *r) {
 static inline bool dtr__record_over(const dtr__record *r) {
     return r->state == DTR__REC_FINISHED || r->state == DTR__REC_FAILED;
 }
+/* A collective of the program, and not a call inside another one. */
+static inline bool dtr__record_collective(const dtr__recording *r, const dtr__record *rec) {
+    enum { MEMBER = 2 };
+    return rec->seq != 0 && rec->seq < UINT64_C(1) << 62 && (rec->flags & MEMBER) == 0 &&
+           rec->kind < DTR__RECORDING_KINDS && r->head.kind[rec->kind][0] != '\0';
+}
 /* Newest record that has ended / that has not; NULL: none. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
 

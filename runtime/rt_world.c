@@ -10,6 +10,7 @@
 #include <dtr/version.h>
 
 #include "rt_internal.h"
+#include "rt_late.h"
 #include "rt_peers.h"
 
 #define WORLD_GONE UINT64_C(0x6474725f676f6e65)
@@ -339,6 +340,7 @@ dtr_status dtr__world_close(dtr_world *world) {
         DTR_WARN(world, "a rank has died, so MPI_Finalize could wait for ever and is left out");
         finish = false;
     }
+    dtr__late_report(world);
     dtr_status s = dismantle(world, alive);
     DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
     if (!alive) {

@@ -15,13 +15,6 @@ static bool has(const doctor_group *all, size_t n, uint64_t uid) {
     return false;
 }
 
-/* A collective, and not a call inside another one. */
-static bool is_collective(const dtr__recording *r, const dtr__record *rec) {
-    enum { MEMBER = 2 };
-    return rec->seq != 0 && rec->seq < UINT64_C(1) << 62 && (rec->flags & MEMBER) == 0 &&
-           rec->kind < DTR__RECORDING_KINDS && r->head.kind[rec->kind][0] != '\0';
-}
-
 static void join(const doctor_job *job, doctor_group *g, int index, int world_rank) {
     doctor_member *m = &g->member[index];
     const dtr__recording *r = world_rank >= 0 ? job->rank[world_rank].rec : NULL;
@@ -34,7 +27,7 @@ static void join(const doctor_job *job, doctor_group *g, int index, int world_ra
     m->id = atomic_load(&own->id);
     for (size_t i = 0; i < r->n_records; i++) {
         const dtr__record *rec = &r->records[i];
-        if (rec->group == m->id && is_collective(r, rec) && rec->seq > m->highest) {
+        if (rec->group == m->id && dtr__record_collective(r, rec) && rec->seq > m->highest) {
             m->highest = rec->seq;
         }
     }
@@ -80,7 +73,7 @@ void doctor_groups_free(doctor_group *g, size_t n) {
 const dtr__record *doctor_record(const doctor_member *m, uint64_t seq) {
     for (size_t i = m->rec != NULL ? m->rec->n_records : 0; i > 0; i--) {
         const dtr__record *rec = &m->rec->records[i - 1];
-        if (rec->group == m->id && rec->seq == seq && is_collective(m->rec, rec)) {
+        if (rec->group == m->id && rec->seq == seq && dtr__record_collective(m->rec, rec)) {
             return rec;
         }
     }
