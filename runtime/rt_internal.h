@@ -36,6 +36,12 @@ enum { DTR__ARENA_UNNAMED = 1 /* memfd through /proc */, DTR__ARENA_NAMED = 2 /*
 dtr_status dtr__arena_open_ways(dtr_world *world, unsigned ways);
 void dtr__arena_close(dtr_world *world);
 
+/* Collective over `comm` or the world: DTR_ERR_MISMATCH with one text on all ranks, naming each
+ * value and its ranks, where they run different versions, or differ in a setting that must be the
+ * same. The version comes first of all, in a form that every version understands. */
+dtr_status dtr__agree_version(MPI_Comm comm, int version);
+dtr_status dtr__agree_settings(const dtr_world *world);
+
 /* Collective over the node: local rank 0 reads the thresholds for all; its error is its own. */
 dtr_status dtr__tune_open(dtr_world *world);
 

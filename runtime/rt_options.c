@@ -232,6 +232,36 @@ dtr_status dtr__options_set_seconds(dtr__options *o, dtr__opt id, double seconds
     return DTR_OK;
 }
 
+/* ---- one setting ---- */
+
+const char *dtr__opt_name(dtr__opt id) {
+    return table[id].name;
+}
+
+bool dtr__opt_alike(dtr__opt id) {
+    static const char ending[] = "; the same on all ranks";
+    const size_t n = strlen(table[id].help), k = sizeof ending - 1;
+    return n > k && strcmp(table[id].help + n - k, ending) == 0;
+}
+
+void dtr__opt_canonical(const dtr__options *o, dtr__opt id, char *text, size_t cap) {
+    const dtr__opt_value *v = &o->value[id];
+    switch (table[id].type) {
+    case DTR__OPT_TEXT:
+        snprintf(text, cap, "%s", v->text);
+        break;
+    case DTR__OPT_SECONDS:
+        snprintf(text, cap, "%.17g", v->seconds);
+        break;
+    case DTR__OPT_BOOL:
+    case DTR__OPT_INT:
+    case DTR__OPT_BYTES:
+    case DTR__OPT_ENUM:
+        snprintf(text, cap, "%llu", (unsigned long long)v->number);
+        break;
+    }
+}
+
 /* ---- unknown names ---- */
 
 /* Levenshtein distance; names longer than the row count as far away. */

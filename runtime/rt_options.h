@@ -55,6 +55,12 @@ void dtr__options_print(const dtr__options *o, FILE *to);
 /* NAME=value lines of the settings that are not the default, cut to `cap`. */
 void dtr__options_list(const dtr__options *o, char *text, size_t cap);
 
+const char *dtr__opt_name(dtr__opt id);
+/* Must all ranks have the same value? Its help then ends in "; the same on all ranks". */
+bool dtr__opt_alike(dtr__opt id);
+/* The value in one spelling: equal values give equal texts. */
+void dtr__opt_canonical(const dtr__options *o, dtr__opt id, char *text, size_t cap);
+
 /* "4096", "64KiB", "25M"; false for anything else. */
 bool dtr__parse_bytes(const char *text, uint64_t *number);
 

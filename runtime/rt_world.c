@@ -125,20 +125,13 @@ static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_w
 /* ---- opening, second half: all ranks are here ---- */
 
 typedef struct rank_facts {
-    int leader; /* lowest world rank of the node */
-    int version;
+    int leader;  /* lowest world rank of the node */
     uint64_t id; /* rank 0's becomes the world's */
 } rank_facts;
 
-static dtr_status number_nodes(dtr_world *w, const rank_facts *facts) {
+static void number_nodes(dtr_world *w, const rank_facts *facts) {
     w->node_count = 0;
     for (int r = 0; r < w->size; r++) {
-        DTR_REQUIRE(facts[r].version == DTR_VERSION, NULL, DTR_ERR_MISMATCH,
-                    "rank %d runs version %d.%d.%d of the library, rank %d version %d.%d.%d: all "
-                    "ranks must load the same",
-                    r, facts[r].version / 10000, facts[r].version / 100 % 100,
-                    facts[r].version % 100, w->rank, DTR_VERSION_MAJOR, DTR_VERSION_MINOR,
-                    DTR_VERSION_PATCH);
         int leader = facts[r].leader;
         w->node_of[r] = leader == r ? w->node_count++ : w->node_of[leader];
         w->local_rank_of[r] = 0;
@@ -150,7 +143,6 @@ static dtr_status number_nodes(dtr_world *w, const rank_facts *facts) {
         }
     }
     w->node = w->node_of[w->rank];
-    return DTR_OK;
 }
 
 /* A number that no other world of this machine's user has. */
@@ -196,12 +188,13 @@ static dtr_status meet(dtr_world *w, void *scratch) {
     DTR_TRY(look_around(w));
     DTR_TRY(dtr__wait_open(w, scratch));
     DTR_TRY(cut_host(w));
-    rank_facts mine = { w->rank, DTR_VERSION, own_id() }, *facts = scratch;
+    rank_facts mine = { w->rank, own_id() }, *facts = scratch;
     const int nbytes = (int)sizeof mine;
     DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->node_comm));
     DTR_MPI(&ctx, MPI_Allgather(&mine, nbytes, MPI_BYTE, facts, nbytes, MPI_BYTE, w->comm));
     w->job_id = facts[0].id;
-    return number_nodes(w, facts);
+    number_nodes(w, facts);
+    return DTR_OK;
 }
 
 static dtr_status open_parts(dtr_world *w, const dtr_world_options *o) {
@@ -254,7 +247,10 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     }
     s = dtr__agree_status(w, w->comm, s, what);
     if (s == DTR_OK) {
-        s = meet(w, scratch);
+        s = dtr__agree_settings(w);
+        if (s == DTR_OK) {
+            s = meet(w, scratch);
+        }
         if (s == DTR_OK) {
             s = open_parts(w, o);
         }
@@ -295,6 +291,12 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
     MPI_Comm dup = MPI_COMM_NULL;
     DTR_TRY(dtr__mpi_acquire(comm == MPI_COMM_NULL, &level, &own, &serial));
     dtr_status s = duplicate(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, &dup, &rank, &size);
+    if (s == DTR_OK) {
+        s = dtr__agree_version(dup, DTR_VERSION);
+        if (s != DTR_OK) {
+            MPI_Comm_free(&dup);
+        }
+    }
     if (s != DTR_OK) {
         dtr__mpi_release(false);
         return s;
