@@ -27,6 +27,8 @@ dtr_work *dtr__work_new(dtr__pool *pool, int refs); /* NULL: out of memory */
 void dtr__work_unref(dtr_work *w);
 /* Copy the counts or batch of `c` into the work's own storage. False: out of memory. */
 bool dtr__work_own_arrays(dtr_work *w, int size);
+/* Room for both arrays of counts, so that copying them cannot fail. False: out of memory. */
+bool dtr__work_reserve_counts(dtr_work *w, int size);
 
 /* End a work: final status and error (taken over unless it is the pool's), out of group->works.
  * Works with callbacks are put on `called` for dtr__callbacks_run, the others are done at once.

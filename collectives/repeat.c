@@ -44,6 +44,19 @@ static bool fine_pointers(const dtr__repeat *p, const dtr__request *r) {
            (a == b && p->may_be_same);
 }
 
+static bool same_counts(const size_t *own, const size_t *asked, const size_t *now, int n) {
+    return own != NULL ? now != NULL && memcmp(own, now, (size_t)n * sizeof *own) == 0
+                       : (asked == NULL) == (now == NULL);
+}
+
+/* The work that a long call becomes copies the arrays, which must not fail once data is shown. */
+static bool same_arrays(const dtr_group *g, const dtr__repeat *p, const dtr__request *r) {
+    const dtr__call *c = &p->call;
+    return same_counts(c->in_counts, p->asked.in_counts, r->in_counts, g->size) &&
+           same_counts(c->out_counts, p->asked.out_counts, r->out_counts, g->size) &&
+           dtr__work_reserve_counts(g->spare, g->size);
+}
+
 static bool same_request(const dtr__repeat *p, const dtr__request *r) {
     const dtr__request *q = &p->asked;
     return p->id != 0 && r->kind == q->kind && r->op == q->op && r->root == q->root &&
@@ -61,12 +74,29 @@ static bool is_idle(const dtr_group *g) {
 
 /* ---- learning ---- */
 
+static bool need_room(const dtr_group *g, dtr__repeat *p, bool arrays) {
+    size_t n = (size_t)g->size;
+    if (p->moves.parts == NULL) {
+        p->moves.parts = calloc(n, sizeof *p->moves.parts);
+    }
+    if (arrays && p->counts == NULL) {
+        p->counts = calloc(2 * n, sizeof *p->counts);
+    }
+    return p->moves.parts != NULL && (!arrays || p->counts != NULL);
+}
+
+static void keep_counts(size_t *own, size_t **counts, int n) {
+    if (*counts != NULL) {
+        *counts = memcpy(own, *counts, (size_t)n * sizeof *own);
+    }
+}
+
 void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, int backend) {
     const dtr__rule *rule = &dtr__rules[r->kind];
     const dtr__call *c = &w->call;
     size_t size = dtr_dtype_size(c->dtype);
     if (w->backend->repeat_accept == NULL || c->told != NULL || r->options != NULL ||
-        r->finish != NULL || rule->arrays || rule->peer || (unsigned)r->kind > DTR__K_BARRIER) {
+        r->finish != NULL || rule->peer || (unsigned)r->kind > DTR__K_BARRIER) {
         return;
     }
     if (g->repeats == NULL) {
@@ -75,16 +105,18 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
             return; /* the next call goes the ordinary way, too */
         }
     }
-    dtr__moves moves;
-    if (!w->backend->repeat_accept(g, w->backend_state, c, &moves)) {
+    dtr__repeat *p = &g->repeats->of[slot_of(r)];
+    if (!need_room(g, p, rule->arrays) ||
+        !w->backend->repeat_accept(g, w->backend_state, c, &p->moves)) {
         return;
     }
-    dtr__repeat *p = &g->repeats->of[slot_of(r)];
     p->id = ++g->repeats->last_id;
-    p->moves = moves;
     p->asked = *r;
     p->backend = backend;
     p->call = *c;
+    p->arrays = rule->arrays;
+    keep_counts(p->counts, &p->call.in_counts, g->size);
+    keep_counts(p->counts != NULL ? p->counts + g->size : NULL, &p->call.out_counts, g->size);
     p->one_buffer = rule->one_buffer;
     p->may_be_same = rule->overlap == SAME_BUFFER;
     p->in_bytes = c->in_count * size;
@@ -94,6 +126,10 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
 }
 
 void dtr__repeats_free(dtr_group *g) {
+    for (int i = 0; g->repeats != NULL && i < REPEATS; i++) {
+        free(g->repeats->of[i].moves.parts);
+        free(g->repeats->of[i].counts);
+    }
     free(g->repeats);
     g->repeats = NULL;
 }
@@ -141,7 +177,7 @@ static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uin
                         bool started) {
     dtr_work *w = g->spare;
     g->spare = NULL;
-    (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* no arrays: cannot fail */
+    (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* room for arrays is there */
     w->seq = p->record.seq;
     w->issue = p->record.op_id;
     w->record = record;
@@ -162,7 +198,8 @@ bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
         return false;
     }
     dtr__repeat *p = g->repeats != NULL ? &g->repeats->of[slot_of(r)] : NULL;
-    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world)) {
+    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
+        (p->arrays && !same_arrays(g, p, r))) {
         pthread_mutex_unlock(g->progress);
         return false;
     }

@@ -11,24 +11,30 @@
 #include "engine.h"
 #include "kernels/kernels.h"
 
+/* What is copied of one rank's data: where it begins there and in the output, how many bytes. */
+typedef struct dtr__part {
+    size_t at, to, take;
+} dtr__part;
+
 /* What the backend found out, once: whose data goes where. */
 typedef struct dtr__moves {
     bool gives;   /* shows its input */
     bool reduces; /* all inputs become the output, by `reducer` if there is one */
+    bool pairs;   /* only giver and taker know how much it is: to be compared */
     dtr__reducer reducer;
-    int from, until; /* group ranks whose data it copies otherwise; empty: nobody's */
-    size_t give;     /* bytes it shows */
-    size_t at;       /* where this rank's part begins in what each shows */
-    size_t take;     /* bytes it reads from each */
-    size_t stride;   /* from one rank's place in the output to the next one's */
+    int from, until;  /* group ranks whose data it copies otherwise; empty: nobody's */
+    size_t give;      /* bytes it shows */
+    size_t at;        /* reduces: where this rank's part begins in what each shows */
+    dtr__part *parts; /* [group size], the repeat's; else: of `from` to `until` - 1 */
 } dtr__moves;
 
 typedef struct dtr__repeat {
     uint64_t id;                /* never used twice in a group; 0: empty */
     dtr__request asked;         /* compared with what is asked now */
     size_t in_bytes, out_bytes; /* that must be there and apart; 0: not looked at */
-    bool one_buffer, may_be_same;
+    bool one_buffer, may_be_same, arrays;
     int backend;
+    size_t *counts;     /* [2][group size], what the arrays of `call` are in, once needed */
     dtr__call call;     /* in, out and issued_ns are the last one's */
     dtr__record record; /* the numbers and times are the last one's */
     int64_t limit_ns;   /* from issue to deadline; 0: none */

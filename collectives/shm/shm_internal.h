@@ -140,6 +140,8 @@ static inline void *dtr__shm_unpack(const dtr_world *w, uint64_t at) {
 size_t dtr__shm_wanted(const dtr_group *g, const dtr__call *c, int source); /* bytes */
 size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                           int source);
+bool dtr__shm_has_table(
+    dtr__kind k); /* its blocks differ, and only the giver knows where they are */
 unsigned char *dtr__shm_target(const dtr_group *g, const dtr__call *c, int source);
 /* Bytes and offset of piece `block` of the own input. */
 size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset);
@@ -158,6 +160,7 @@ dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *
 void dtr__shm_end(dtr__shm_state *s);
 void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c);
+void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
 /* shm_repeat.c: see dtr__backend. */

@@ -6,7 +6,7 @@ static bool is_scattering(dtr__kind k) {
            k == DTR__K_REDUCE_SCATTERV || k == DTR__K_ALLTOALL || k == DTR__K_ALLTOALLV;
 }
 
-static bool has_table(dtr__kind k) {
+bool dtr__shm_has_table(dtr__kind k) {
     return k == DTR__K_SCATTERV || k == DTR__K_ALLTOALLV;
 }
 
@@ -82,7 +82,7 @@ size_t dtr__shm_wanted(const dtr_group *g, const dtr__call *c, int source) {
 size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                           int source) {
     size_t offset = 0;
-    if (has_table(c->kind)) {
+    if (dtr__shm_has_table(c->kind)) {
         return s->tables[source][(s->op.n & 1) * (size_t)(g->size + 1) + (size_t)g->rank];
     }
     if (c->kind == DTR__K_SCATTER) { /* only the root knows its input's count; blocks are equal */

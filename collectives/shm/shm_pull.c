@@ -21,7 +21,7 @@ static bool scatters(dtr__kind k) {
            k == DTR__K_REDUCE_SCATTERV || k == DTR__K_ALLTOALL || k == DTR__K_ALLTOALLV;
 }
 
-static void write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     uint64_t *row = s->table + (s->op.n & 1) * (size_t)(g->size + 1);
     size_t offset = 0, nbytes = 0;
     for (int i = 0; i < g->size; i++) {
@@ -199,9 +199,8 @@ static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_describe(post, c);
     s->described[op->n & 1] = 0;
     DTR_TRY(place(g, s, c, post, nbytes));
-    if (post->mode != DTR__SHM_NOTHING &&
-        (c->kind == DTR__K_SCATTERV || c->kind == DTR__K_ALLTOALLV)) {
-        write_table(g, s, c);
+    if (post->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind)) {
+        dtr__shm_write_table(g, s, c);
     }
     return DTR_OK;
 }
@@ -233,7 +232,7 @@ size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
     if (c->kind == DTR__K_GATHERV) {
         return post->count_in * s->op.size;
     }
-    if (c->kind != DTR__K_SCATTERV && c->kind != DTR__K_ALLTOALLV) {
+    if (!dtr__shm_has_table(c->kind)) {
         return dtr__shm_wanted(g, c, r);
     }
     if (post->mode == DTR__SHM_NOTHING) {

@@ -3,34 +3,69 @@
  * way. */
 #include <string.h>
 
+#include "coll_check.h"
 #include "kernels/kernels.h"
 #include "repeat.h"
 #include "shm/shm_internal.h"
 
+static bool scatters(dtr__kind k) {
+    return k == DTR__K_SCATTER || k == DTR__K_SCATTERV;
+}
+
+/* Whether all data of such calls fits into posts. Of v-forms a rank may not know what the others
+ * give, but what has just ended has shown it. */
+static bool is_small(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, size_t give) {
+    size_t most = c->kind == DTR__K_SCATTER ? c->out_count * dtr_dtype_size(c->dtype) : 0;
+    most = most * (size_t)g->size > give ? most * (size_t)g->size : give;
+    if (dtr__rules[c->kind].arrays) {
+        return most <= DTR__SHM_INLINE && s->op.quiet;
+    }
+    return most <= DTR__SHM_INLINE && (most == 0) == (c->kind == DTR__K_BARRIER);
+}
+
+static void set_part(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r,
+                     dtr__part *part) {
+    bool own = r == g->rank, own_of_root = own && scatters(c->kind);
+    *part = (dtr__part){ .take = own_of_root ? c->out_count * dtr_dtype_size(c->dtype)
+                                             : dtr__shm_wanted(g, c, r) };
+    if (part->take == 0) {
+        return;
+    }
+    part->to = (size_t)(dtr__shm_target(g, c, r) - (unsigned char *)c->out);
+    if (own) {
+        (void)dtr__shm_piece(g, c, (size_t)r, &part->at);
+    } else if (!dtr__shm_has_table(c->kind)) {
+        part->at = dtr__shm_wanted_at(g, s, c, r);
+    }
+}
+
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__moves *m) {
     const dtr__shm_state *s = state;
-    size_t size = dtr_dtype_size(c->dtype), give = c->in_count * size;
-    size_t most = c->kind == DTR__K_SCATTER ? c->out_count * size * (size_t)g->size : give;
-    if (c->op == DTR_PREMUL_SUM || most > DTR__SHM_INLINE ||
-        (most == 0) != (c->kind == DTR__K_BARRIER)) {
+    size_t give = c->in_count * dtr_dtype_size(c->dtype);
+    dtr__part *parts = m->parts;
+    if (c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
         return false;
     }
-    *m = (dtr__moves){ .gives = give > 0 && dtr__shm_gives(g, c, g->rank), .give = give };
-    bool scatters = c->kind == DTR__K_SCATTER;
-    if (!dtr__shm_reads(g, c, g->rank) && !(scatters && g->rank == c->root)) {
+    *m = (dtr__moves){ .gives = give > 0 && dtr__shm_gives(g, c, g->rank),
+                       .give = give,
+                       .parts = parts,
+                       .pairs = c->kind == DTR__K_GATHERV || dtr__shm_has_table(c->kind) };
+    if (!dtr__shm_reads(g, c, g->rank) && !(scatters(c->kind) && g->rank == c->root)) {
         return true;
     }
-    bool one = c->kind == DTR__K_BROADCAST || scatters;
-    m->reduces = dtr__kind_reduces(c->kind);
-    if (!m->reduces || !dtr__reduce_keep(&m->reducer, c->out_count, c->dtype, c->op)) {
-        m->reducer.loop = NULL;
-    }
+    bool one = c->kind == DTR__K_BROADCAST || scatters(c->kind);
     m->from = one ? c->root : 0;
-    m->until = one ? c->root + 1 : g->size;
-    m->take = scatters ? c->out_count * size : dtr__shm_wanted(g, c, m->from);
-    m->at = dtr__shm_wanted_at(g, s, c, m->from);
-    if (!one && !m->reduces) {
-        m->stride = (size_t)(dtr__shm_target(g, c, 1) - dtr__shm_target(g, c, 0));
+    m->until = c->out_count == 0 ? m->from : one ? c->root + 1 : g->size;
+    m->reduces = dtr__kind_reduces(c->kind) && c->out_count > 0;
+    if (m->reduces) {
+        m->at = dtr__shm_wanted_at(g, s, c, m->from);
+        if (!dtr__reduce_keep(&m->reducer, c->out_count, c->dtype, c->op)) {
+            m->reducer.loop = NULL;
+        }
+        return true;
+    }
+    for (int r = m->from; r < m->until; r++) {
+        set_part(g, s, c, r, &parts[r]);
     }
     return true;
 }
@@ -65,12 +100,17 @@ void dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     uint64_t n = ++s->n;
     dtr__shm_post *post = &s->me->post[n & 1];
-    (void)g;
     s->op.n = n;
     s->op.arrived = 0;
+    if (p->moves.pairs) {
+        s->op.size = dtr_dtype_size(p->call.dtype);
+    }
     if (s->described[n & 1] != p->id) {
         dtr__shm_describe(post, &p->call);
         post->mode = p->moves.gives ? DTR__SHM_IN_POST : DTR__SHM_NOTHING;
+        if (p->moves.gives && dtr__shm_has_table(p->call.kind)) {
+            dtr__shm_write_table(g, s, &p->call);
+        }
         s->described[n & 1] = p->id;
     }
     if (p->moves.gives) {
@@ -79,28 +119,47 @@ void dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     atomic_store_explicit(&post->posted, dtr__shm_mark(n, 0), memory_order_release);
 }
 
-static void move(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat *p) {
+static void reduce(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat *p) {
     const dtr__moves *m = &p->moves;
     const dtr__call *c = &p->call;
     const unsigned char *from[DTR__SHM_MAX_RANKS];
-    for (int r = m->from; r < m->until; r++) {
+    for (int r = 0; r < g->size; r++) {
         from[r] = (r == g->rank ? c->in : dtr__shm_post_of(s, r)->data) + m->at;
     }
     if (m->reducer.loop != NULL) {
         dtr__reduce_kept(&m->reducer, c->out, (const void *const *)from, g->size, c->divisor);
         return;
     }
-    if (m->reduces) {
-        dtr__reduce(c->out, (const void *const *)from, g->size, c->out_count, c->dtype, c->op,
-                    c->divisor, NULL);
-        return;
-    }
-    unsigned char *to = c->out;
-    for (int r = m->from; r < m->until; r++, to += m->stride) {
-        if (to != from[r]) {
-            copy(to, from[r], m->take);
+    dtr__reduce(c->out, (const void *const *)from, g->size, c->out_count, c->dtype, c->op,
+                c->divisor, NULL);
+}
+
+static void move(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat *p) {
+    const dtr__moves *m = &p->moves;
+    const dtr__call *c = &p->call;
+    bool table = m->pairs && dtr__shm_has_table(c->kind);
+    for (int r = m->from; r < m->until; r++) {
+        const dtr__part *part = &m->parts[r];
+        if (part->take == 0) {
+            continue;
+        }
+        const unsigned char *from = r == g->rank
+                                        ? (const unsigned char *)c->in + part->at
+                                        : dtr__shm_post_of(s, r)->data +
+                                              (table ? dtr__shm_wanted_at(g, s, c, r) : part->at);
+        unsigned char *to = (unsigned char *)c->out + part->to;
+        if (to != from) {
+            copy(to, from, part->take);
         }
     }
+}
+
+/* Where only giver and taker know how much it is. What is not in a post goes the ordinary way. */
+static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat *p, int r) {
+    const dtr__moves *m = &p->moves;
+    bool taken = r >= m->from && r < m->until && r != g->rank;
+    return dtr__shm_post_of(s, r)->mode <= DTR__SHM_IN_POST &&
+           (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take);
 }
 
 int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
@@ -114,11 +173,16 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
         if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
             return 0;
         }
-        if (post->fingerprint != p->call.fingerprint) {
+        if (post->fingerprint != p->call.fingerprint ||
+            (p->moves.pairs && !fits(g, s, p, s->op.arrived))) {
             return -1;
         }
     }
-    move(g, s, p);
+    if (p->moves.reduces) {
+        reduce(g, s, p);
+    } else {
+        move(g, s, p);
+    }
     return 1;
 }
 
