@@ -223,17 +223,17 @@ static dtr_status grouping(void) {
 static dtr_status tensors(void) {
     int64_t shape[4], strides[4];
     double all = 16;
+    int ndim = number(4);
+    ndim = ndim > 4 && ndim < 70 ? 4 : ndim;
     for (int i = 0; i < 4; i++) {
         shape[i] = number(4);
         strides[i] = number(5);
-        all *= shape[i] > 1 ? (double)shape[i] : 1;
+        all *= i < ndim && shape[i] > 1 ? (double)shape[i] : 1;
     }
     if (all > 1e6 && all < 1e15) { /* neither small nor refused: it would only take memory */
         return DTR_OK;
     }
     dtr_tensor *t = NULL, *view = NULL;
-    int ndim = number(4);
-    ndim = ndim > 4 && ndim < 70 ? 4 : ndim;
     dtr_status s;
     if (pick(2) == 0) {
         s = dtr_tensor_empty(world, (dtr_dtype)number(14), (dtr_device){ DTR_CPU, number(1) },
