@@ -1,27 +1,50 @@
-# DTR_CUDA: what the user asked for. This version has no CUDA layer: AUTO looks and reports, ON is refused.
+# DTR_CUDA: whether libdtr_cuda is built, the library that libdtr loads when a CUDA device is asked for.
+#   AUTO  where nvcc and the toolkit are found     ON  an error where they are not     OFF  nothing is looked for
+# libdtr itself never links CUDA.
 set(DTR_CUDA AUTO CACHE STRING "CUDA support: AUTO, ON or OFF")
 set_property(CACHE DTR_CUDA PROPERTY STRINGS AUTO ON OFF)
 string(TOUPPER "${DTR_CUDA}" choice)
-if(choice STREQUAL "AUTO")
-  if(NOT DEFINED DTR_CUDA_SUMMARY)
-    include(CheckLanguage)
-    check_language(CUDA)
-    find_package(CUDAToolkit QUIET)
-    if(CUDAToolkit_FOUND AND CMAKE_CUDA_COMPILER)
-      set(found "toolkit ${CUDAToolkit_VERSION} found, not used: this version has no CUDA layer")
-    elseif(CUDAToolkit_FOUND)
-      set(found "toolkit ${CUDAToolkit_VERSION} without a working nvcc; this version has no CUDA layer")
-    else()
-      set(found "not found; this version has no CUDA layer")
-    endif()
-    set(DTR_CUDA_SUMMARY "${found}" CACHE INTERNAL "What was found of CUDA")
+set(DTR_CUDA_ENABLED FALSE)
+set(DTR_CUDA_SUMMARY "off")
+if(choice MATCHES "^(AUTO|ON|YES|TRUE|1)$")
+  include(CheckLanguage)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES) # code for two generations, and for later ones to compile themselves
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   endif()
-elseif(choice MATCHES "^(OFF|NO|FALSE|0)$")
-  unset(DTR_CUDA_SUMMARY CACHE)
-  set(DTR_CUDA_SUMMARY "off")
-elseif(choice MATCHES "^(ON|YES|TRUE|1)$")
-  message(FATAL_ERROR "DTR_CUDA=ON: dtr ${PROJECT_VERSION} has no CUDA layer to build. Configure with DTR_CUDA=AUTO "
-                      "(the default) or DTR_CUDA=OFF; both give the CPU library.")
-else()
+  check_language(CUDA)
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND CMAKE_CUDA_COMPILER)
+    set(DTR_CUDA_ENABLED TRUE)
+    set(DTR_CUDA_TOOLKIT "${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}")
+    set(DTR_CUDA_SUMMARY "toolkit ${CUDAToolkit_VERSION}")
+  elseif(NOT choice STREQUAL "AUTO")
+    message(FATAL_ERROR "DTR_CUDA=${DTR_CUDA}: no CUDA toolkit with a working nvcc was found. Put nvcc in PATH or set "
+                        "CUDACXX, or configure with DTR_CUDA=OFF for the CPU library.")
+  else()
+    set(DTR_CUDA_SUMMARY "not found: CPU only")
+  endif()
+elseif(NOT choice MATCHES "^(OFF|NO|FALSE|0)$")
   message(FATAL_ERROR "DTR_CUDA=${DTR_CUDA}: expected AUTO, ON or OFF")
 endif()
+
+if(DTR_CUDA_ENABLED)
+  list(APPEND CMAKE_BUILD_RPATH "${PROJECT_BINARY_DIR}") # where programs with the static library find it
+endif()
+
+# libdtr_cuda: what the layers have of CUDA, behind the tables of functions in their private headers.
+function(dtr_add_cuda_library)
+  if(NOT DTR_CUDA_ENABLED)
+    return()
+  endif()
+  add_library(dtr_cuda MODULE runtime/cuda/cuda_ops.c)
+  target_include_directories(dtr_cuda PRIVATE $<TARGET_PROPERTY:dtr_runtime,INTERFACE_INCLUDE_DIRECTORIES>)
+  target_link_libraries(dtr_cuda PRIVATE dtr_flags CUDA::cudart)
+  # A path in LD_LIBRARY_PATH goes before the one of the toolkit, which is kept for an installation on this machine.
+  target_link_options(dtr_cuda PRIVATE LINKER:--enable-new-dtags)
+  if(NOT DTR_SANITIZE)
+    target_link_options(dtr_cuda PRIVATE LINKER:-z,defs)
+  endif()
+  set_target_properties(dtr_cuda PROPERTIES C_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH TRUE
+    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+  install(TARGETS dtr_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endfunction()

@@ -1,9 +1,10 @@
-/* Devices, and memory handed to the program: dtr_alloc and dtr_free, and what is left at the end.
+/* Memory handed to the program: dtr_alloc and dtr_free, and what is left at the end.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/sysinfo.h>
 
+#include "rt_device.h"
 #include "rt_internal.h"
 #include "rt_map.h"
 
@@ -13,29 +14,13 @@ struct dtr__memory {
     size_t nbytes;   /* handed out; lock */
 };
 
+typedef enum place { PLAIN, ARENA, PINNED, ON_DEVICE } place;
+
 typedef struct block {
     size_t nbytes;
-    bool in_arena;
+    place place;
+    int device; /* of ON_DEVICE */
 } block;
-
-int dtr_device_count(dtr_device_type type) {
-    return type == DTR_CPU ? 1 : 0;
-}
-
-dtr_status dtr__device_check(dtr_device d, const char *what) {
-    switch (d.type) {
-    case DTR_CPU:
-        DTR_REQUIRE(d.index == 0, NULL, DTR_ERR_DEVICE,
-                    "%s is {DTR_CPU, %d}; the only CPU device is {DTR_CPU, 0}", what, d.index);
-        return DTR_OK;
-    case DTR_CUDA:
-        return DTR_FAIL(NULL, DTR_ERR_DEVICE,
-                        "%s is {DTR_CUDA, %d}, but this build of the library has no CUDA", what,
-                        d.index);
-    }
-    return DTR_FAIL(NULL, DTR_ERR_DEVICE, "%s has type %d, which is neither DTR_CPU nor DTR_CUDA",
-                    what, (int)d.type);
-}
 
 dtr_status dtr__memory_open(dtr_world *world) {
     dtr__memory *m = calloc(1, sizeof *m);
@@ -45,13 +30,25 @@ dtr_status dtr__memory_open(dtr_world *world) {
     return DTR_OK;
 }
 
-static void release(dtr_world *world, void *ptr, block *b) {
-    if (b->in_arena) {
-        dtr__arena_free(world, ptr);
-    } else {
-        free(ptr);
-    }
+/* Gives the memory back; on failure the block is gone all the same. */
+static dtr_status release(dtr_world *world, void *ptr, block *b) {
+    block was = *b;
     free(b);
+    switch (was.place) {
+    case ARENA:
+        dtr__arena_free(world, ptr);
+        break;
+    case PINNED:
+        DTR_CUDA_TRY(dtr__cuda_get()->ops->pinned_free(ptr), DTR_ERR_CUDA);
+        break;
+    case ON_DEVICE:
+        DTR_CUDA_TRY(dtr__cuda_get()->ops->free(was.device, ptr), DTR_ERR_CUDA);
+        break;
+    case PLAIN:
+        free(ptr);
+        break;
+    }
+    return DTR_OK;
 }
 
 void dtr__memory_close(dtr_world *world) {
@@ -68,7 +65,8 @@ void dtr__memory_close(dtr_world *world) {
     uintptr_t key;
     void *value;
     for (size_t at = 0; dtr__map_next(&m->blocks, &at, &key, &value);) {
-        release(world, (void *)key, value);
+        (void)release(world, (void *)key,
+                      value); /* the driver may be gone, and its memory with it */
     }
     dtr__map_free(&m->blocks);
     pthread_mutex_destroy(&m->lock);
@@ -93,17 +91,55 @@ static bool beyond_machine(size_t nbytes) {
     return nbytes / si.mem_unit > (size_t)si.totalram + si.totalswap;
 }
 
-static void *get_memory(dtr_world *world, dtr_mem kind, size_t nbytes, bool *in_arena) {
-    size_t align = alignment_of(nbytes);
-    *in_arena = kind == DTR_MEM_SHARED && dtr__arena_usable(world);
-    if (beyond_machine(nbytes)) {
-        return NULL;
-    }
-    if (*in_arena) {
-        return dtr__arena_alloc(world, nbytes, align);
-    }
+static void *plain_memory(size_t nbytes, size_t align) {
     void *ptr = NULL;
     return posix_memalign(&ptr, align, nbytes > 0 ? nbytes : 1) == 0 ? ptr : NULL;
+}
+
+/* Host memory of a kind; notes in `b` where it came from. */
+static dtr_status host_memory(dtr_world *world, dtr_mem kind, block *b, void **ptr) {
+    dtr__error_context ctx = { .world = world, .operation = "alloc" };
+    size_t align = alignment_of(b->nbytes);
+    void *p = NULL;
+    b->place = kind == DTR_MEM_SHARED && dtr__arena_usable(world) ? ARENA : PLAIN;
+    if (beyond_machine(b->nbytes)) {
+        p = NULL;
+    } else if (kind == DTR_MEM_PINNED && dtr__cuda_get()->state == DTR__CUDA_OK) {
+        b->place = PINNED;
+        DTR_CUDA_TRY(dtr__cuda_get()->ops->pinned_alloc(b->nbytes, &p), DTR_ERR_NOMEM);
+    } else {
+        p = b->place == ARENA ? dtr__arena_alloc(world, b->nbytes, align)
+                              : plain_memory(b->nbytes, align);
+    }
+    bool shared = b->place == ARENA;
+    DTR_REQUIRE(p != NULL, &ctx, DTR_ERR_NOMEM, "dtr_alloc: cannot get %zu bytes of %s memory%s",
+                b->nbytes, shared ? "node-shared" : "host",
+                shared ? ": free some, or raise DTR_ARENA" : "");
+    *ptr = p;
+    return DTR_OK;
+}
+
+static dtr_status device_memory(dtr_world *world, dtr_mem kind, block *b, void **ptr) {
+    dtr__error_context ctx = { .world = world, .operation = "alloc" };
+    DTR_REQUIRE(kind == DTR_MEM_DEFAULT, &ctx, DTR_ERR_UNSUPPORTED,
+                "dtr_alloc: pinned and node-shared memory are kinds of host memory; take "
+                "DTR_MEM_DEFAULT for {DTR_CUDA, %d}, or {DTR_CPU, 0} for them",
+                b->device);
+    const dtr__device_ops *ops = dtr__cuda_get()->ops;
+    void *p = NULL;
+    b->place = ON_DEVICE;
+    int code = ops->alloc(b->device, b->nbytes, &p);
+    if (code != 0) {
+        ctx.native = DTR_NATIVE_CUDA;
+        ctx.native_code = code;
+        ctx.native_text = ops->error_text(code);
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM,
+                        "dtr_alloc: cannot get %zu bytes of memory of {DTR_CUDA, %d}: CUDA error "
+                        "%d (%s)",
+                        b->nbytes, b->device, code, ctx.native_text);
+    }
+    *ptr = p;
+    return DTR_OK;
 }
 
 dtr_status dtr_alloc(dtr_world *w, dtr_device d, dtr_mem kind, size_t nbytes, void **ptr) {
@@ -118,21 +154,20 @@ dtr_status dtr_alloc(dtr_world *w, dtr_device d, dtr_mem kind, size_t nbytes, vo
     DTR_TRY(dtr__device_check(d, "dtr_alloc: the device"));
     block *b = malloc(sizeof *b);
     DTR_REQUIRE(b != NULL, &ctx, DTR_ERR_NOMEM, "dtr_alloc: no memory for the entry of a block");
-    void *p = get_memory(w, kind, nbytes, &b->in_arena);
-    if (p == NULL) {
-        bool shared = b->in_arena;
+    *b = (block){ .nbytes = nbytes, .device = d.index };
+    void *p = NULL;
+    dtr_status status =
+        d.type == DTR_CUDA ? device_memory(w, kind, b, &p) : host_memory(w, kind, b, &p);
+    if (status < 0) {
         free(b);
-        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "dtr_alloc: cannot get %zu bytes of %s memory%s",
-                        nbytes, shared ? "node-shared" : "host",
-                        shared ? ": free some, or raise DTR_ARENA" : "");
+        return status;
     }
-    b->nbytes = nbytes;
     pthread_mutex_lock(&w->memory->lock);
     bool kept = dtr__map_put(&w->memory->blocks, (uintptr_t)p, b);
     w->memory->nbytes += kept ? nbytes : 0;
     pthread_mutex_unlock(&w->memory->lock);
     if (!kept) {
-        release(w, p, b);
+        (void)release(w, p, b);
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "dtr_alloc: no memory for the table of blocks");
     }
     *ptr = p;
@@ -153,6 +188,5 @@ dtr_status dtr_free(dtr_world *w, void *ptr) {
                 "dtr_free: %p is not a live pointer from dtr_alloc of this world (freed twice, or "
                 "from another allocator?)",
                 ptr);
-    release(w, ptr, b);
-    return DTR_OK;
+    return release(w, ptr, b);
 }

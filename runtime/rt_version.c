@@ -19,6 +19,12 @@
 #define BUILT_WITH "another MPI"
 #endif
 
+#ifdef DTR_CUDA_TOOLKIT
+#define CUDA_TEXT DTR_CUDA_TOOLKIT " at build"
+#else
+#define CUDA_TEXT "none"
+#endif
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char text[512];
 
@@ -45,7 +51,7 @@ static void make_text(void) {
     char mpi[128];
     library_name(mpi, sizeof mpi);
     snprintf(text, sizeof text,
-             "dtr %d.%d.%d; MPI at run: %s; MPI at build: %s (standard %d.%d); CUDA: none",
+             "dtr %d.%d.%d; MPI at run: %s; MPI at build: %s (standard %d.%d); CUDA: " CUDA_TEXT,
              DTR_VERSION_MAJOR, DTR_VERSION_MINOR, DTR_VERSION_PATCH, mpi, BUILT_WITH, MPI_VERSION,
              MPI_SUBVERSION);
 }

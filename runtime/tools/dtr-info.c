@@ -7,6 +7,7 @@
 #include <dtr/device.h>
 #include <dtr/version.h>
 
+#include "rt_device.h"
 #include "rt_options.h"
 #include "rt_why.h"
 
@@ -39,6 +40,37 @@ static int print_options(void) {
     return 0;
 }
 
+static void print_version(const char *what, int version) {
+    printf(", %s %d.%d", what, version / 1000, version % 1000 / 10);
+}
+
+static void print_cuda(void) {
+    const dtr__cuda *c = dtr__cuda_get();
+    char text[DTR__CUDA_TEXT];
+    printf("CUDA devices    %d (%s", c->count, dtr__cuda_text(text));
+    if (c->runtime > 0) {
+        print_version("runtime", c->runtime);
+    }
+    if (c->driver > 0) {
+        print_version("driver", c->driver);
+    }
+    puts(")");
+    for (int i = 0; i < c->count; i++) {
+        dtr__device_facts f;
+        int code = c->ops->facts(i, &f);
+        if (code != 0) {
+            printf("  cuda:%d        %s (CUDA error %d)\n", i, c->ops->error_text(code), code);
+            continue;
+        }
+        printf("  cuda:%d        %s, %zu MiB, compute capability %d.%d, UUID ", i, f.name,
+               f.nbytes >> 20, f.major, f.minor);
+        for (size_t k = 0; k < sizeof f.uuid; k++) {
+            printf("%02x", f.uuid[k]);
+        }
+        puts("");
+    }
+}
+
 static int print_facts(void) {
     cpu_set_t cpus;
     printf("%s\n", dtr_version_string());
@@ -54,7 +86,7 @@ static int print_facts(void) {
     printf("memory          %ld MiB\n",
            sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024);
     printf("CPU devices     %d\n", dtr_device_count(DTR_CPU));
-    printf("CUDA devices    %d (not built)\n", dtr_device_count(DTR_CUDA));
+    print_cuda();
     return 0;
 }
 

@@ -33,7 +33,7 @@ DTR_API int dtr_device_count(dtr_device_type type);
  * fresh pages. nbytes == 0 gives a valid pointer to nothing.
  *  @collective no; any thread
  *  @blocking no
- *  @gpu no
+ *  @gpu makes the device current for the call only
  *  @errors DTR_ERR_ARG (NULL, kind), DTR_ERR_DEVICE (no such device), DTR_ERR_UNSUPPORTED (kind on
  * that device), DTR_ERR_NOMEM (naming the size, and for shared memory the option that raises the
  * limit)
@@ -43,9 +43,10 @@ DTR_API dtr_status dtr_alloc(dtr_world *w, dtr_device d, dtr_mem kind, size_t nb
 /** Give back memory of dtr_alloc; NULL is DTR_OK. Memory still held at dtr_world_destroy is freed
  * there with one warning.
  *  @collective no; any thread, no operation may still use the memory
- *  @blocking no
- *  @gpu no
- *  @errors DTR_ERR_ARG when w is NULL or the pointer is not from dtr_alloc of this world
+ *  @blocking device and pinned memory: until the device has finished what was given to it before
+ *  @gpu makes the device current for the call only
+ *  @errors DTR_ERR_ARG when w is NULL or the pointer is not from dtr_alloc of this world;
+ * DTR_ERR_CUDA
  *  @since 0.1 */
 DTR_API dtr_status dtr_free(dtr_world *w, void *ptr);
 

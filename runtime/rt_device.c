@@ -1,0 +1,157 @@
+/* Whether CUDA devices can be used: loads libdtr_cuda and asks it, once. */
+#include "rt_device.h"
+#include "rt_internal.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dtr__cuda found;
+
+const char *dtr__cuda_state_name(dtr__cuda_state state) {
+    static const char *const names[] = { [DTR__CUDA_OK] = "ok",
+                                         [DTR__CUDA_NOT_BUILT] = "not built",
+                                         [DTR__CUDA_NOT_LOADABLE] = "not loadable",
+                                         [DTR__CUDA_NO_DRIVER] = "no driver",
+                                         [DTR__CUDA_NO_DEVICE] = "no device" };
+    return names[state];
+}
+
+#ifdef DTR_CUDA_TOOLKIT
+
+static void give_up(dtr__cuda_state state, const char *reason) {
+    found.state = state;
+    found.ops = NULL;
+    found.count = 0;
+    snprintf(found.reason, sizeof found.reason, "%s", reason != NULL ? reason : "no reason given");
+}
+
+/* Beside this library (or program), else wherever the loader looks. */
+static void *open_library(void) {
+    static const char name[] = "libdtr_cuda.so";
+    char path[4096];
+    Dl_info self;
+    if (dladdr(&once, &self) != 0 && self.dli_fname != NULL) {
+        const char *slash = strrchr(self.dli_fname, '/');
+        int folder = slash != NULL ? (int)(slash - self.dli_fname) : 0;
+        int n = snprintf(path, sizeof path, "%.*s/%s", folder, self.dli_fname, name);
+        if (slash != NULL && n < (int)sizeof path && access(path, F_OK) == 0) {
+            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        }
+    }
+    return dlopen(name, RTLD_NOW | RTLD_LOCAL);
+}
+
+static const dtr__device_ops *load(void) {
+    void *library = open_library();
+    if (library == NULL) {
+        give_up(DTR__CUDA_NOT_LOADABLE, dlerror());
+        return NULL;
+    }
+    /* It stays: CUDA has threads and exit handlers of its own. */
+    const dtr__device_ops *ops = dlsym(library, DTR__DEVICE_SYMBOL);
+    if (ops == NULL) {
+        give_up(DTR__CUDA_NOT_LOADABLE, dlerror());
+        return NULL;
+    }
+    if (ops->abi != DTR__DEVICE_ABI) {
+        give_up(DTR__CUDA_NOT_LOADABLE,
+                "libdtr_cuda.so belongs to another version of libdtr; install both together");
+        return NULL;
+    }
+    return ops;
+}
+
+static void probe(void) {
+    const dtr__device_ops *ops = load();
+    if (ops == NULL) {
+        return;
+    }
+    /* Calls that fail leave what they were to write as it was, hence the zeros. */
+    (void)ops->runtime_version(&found.runtime);
+    int code = ops->driver_version(&found.driver);
+    if (code != 0 || found.driver == 0) {
+        give_up(DTR__CUDA_NO_DRIVER,
+                code != 0 ? ops->error_text(code) : "the CUDA runtime finds no driver");
+        return;
+    }
+    code = ops->count(&found.count);
+    if (code != 0 || found.count <= 0) {
+        char reason[192];
+        snprintf(reason, sizeof reason, "%s (CUDA error %d)",
+                 code != 0 ? ops->error_text(code) : "the CUDA runtime counts none", code);
+        give_up(DTR__CUDA_NO_DEVICE, reason);
+        return;
+    }
+    found.ops = ops;
+    found.state = DTR__CUDA_OK;
+}
+
+#else
+
+static void probe(void) {
+    found.state = DTR__CUDA_NOT_BUILT;
+}
+
+#endif
+
+const dtr__cuda *dtr__cuda_get(void) {
+    pthread_once(&once, probe);
+    return &found;
+}
+
+const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]) {
+    const dtr__cuda *c = dtr__cuda_get();
+    snprintf(text, DTR__CUDA_TEXT, "%s%s%s", dtr__cuda_state_name(c->state),
+             c->reason[0] != '\0' ? ": " : "", c->reason);
+    return text;
+}
+
+dtr_status dtr__cuda_status(int code, dtr_status s, const char *call, const char *file, int line) {
+    if (code == 0) {
+        return DTR_OK;
+    }
+    const char *text = found.ops != NULL ? found.ops->error_text(code) : "";
+    dtr__error_context ctx = { .native = DTR_NATIVE_CUDA,
+                               .native_code = code,
+                               .native_text = text };
+    return dtr__error_set(&ctx, s, file, line, "%s: CUDA error %d (%s)", call, code, text);
+}
+
+int dtr_device_count(dtr_device_type type) {
+    switch (type) {
+    case DTR_CPU:
+        return 1;
+    case DTR_CUDA:
+        return dtr__cuda_get()->count;
+    }
+    return 0;
+}
+
+dtr_status dtr__device_check(dtr_device d, const char *what) {
+    char text[DTR__CUDA_TEXT];
+    switch (d.type) {
+    case DTR_CPU:
+        DTR_REQUIRE(d.index == 0, NULL, DTR_ERR_DEVICE,
+                    "%s is {DTR_CPU, %d}; the only CPU device is {DTR_CPU, 0}", what, d.index);
+        return DTR_OK;
+    case DTR_CUDA:
+        break;
+    default:
+        return DTR_FAIL(NULL, DTR_ERR_DEVICE,
+                        "%s has type %d, which is neither DTR_CPU nor DTR_CUDA", what, (int)d.type);
+    }
+    const dtr__cuda *c = dtr__cuda_get();
+    DTR_REQUIRE(c->state != DTR__CUDA_NOT_BUILT, NULL, DTR_ERR_DEVICE,
+                "%s is {DTR_CUDA, %d}, but this build of the library has no CUDA", what, d.index);
+    DTR_REQUIRE(c->state == DTR__CUDA_OK, NULL, DTR_ERR_DEVICE,
+                "%s is {DTR_CUDA, %d}, but no CUDA device can be used here: %s", what, d.index,
+                dtr__cuda_text(text));
+    DTR_REQUIRE(d.index >= 0 && d.index < c->count, NULL, DTR_ERR_DEVICE,
+                "%s is {DTR_CUDA, %d}, but this process sees %d CUDA device%s", what, d.index,
+                c->count, c->count == 1 ? "" : "s");
+    return DTR_OK;
+}

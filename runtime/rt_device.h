@@ -1,0 +1,101 @@
+/* Devices other than the host. Everything of CUDA is behind one table of functions in a library of
+ * its own, libdtr_cuda, which is loaded when a CUDA device may be used for the first time: a host
+ * without GPUs needs neither it nor CUDA. */
+#ifndef DTR_RT_DEVICE_H
+#define DTR_RT_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <dtr/device.h>
+
+#include "rt_error.h"
+
+typedef enum dtr__cuda_state {
+    DTR__CUDA_OK,
+    DTR__CUDA_NOT_BUILT,
+    DTR__CUDA_NOT_LOADABLE,
+    DTR__CUDA_NO_DRIVER,
+    DTR__CUDA_NO_DEVICE
+} dtr__cuda_state;
+
+typedef struct dtr__device_facts {
+    char name[64];
+    unsigned char uuid[16];
+    size_t nbytes;
+    int multiprocessors, major, minor;
+} dtr__device_facts;
+
+typedef enum dtr__copy_kind {
+    DTR__COPY_TO_DEVICE,
+    DTR__COPY_TO_HOST,
+    DTR__COPY_ON_DEVICE
+} dtr__copy_kind;
+
+/* Results are CUDA's own codes, 0 is success and error_text says what another one means. Every
+ * function that is given a device makes it current and puts the caller's back, and leaves an error
+ * of an earlier call of the program alone. Streams and events are CUDA's handles; NULL is the
+ * default stream of the device. Outputs are untouched on failure. */
+enum { DTR__DEVICE_ABI = 1 };
+typedef struct dtr__device_ops {
+    int abi;     /* DTR__DEVICE_ABI of the build */
+    int toolkit; /* CUDA version of the build, as 13000 */
+    const char *(*error_text)(int code);
+    int (*not_ready)(void); /* code of the two queries below for "still running" */
+    /* These touch no device. */
+    int (*runtime_version)(int *version);
+    int (*driver_version)(int *version); /* 0: no driver */
+    int (*count)(int *n);
+    int (*facts)(int device, dtr__device_facts *facts);
+    /* Memory. `owner` is -1 for memory that no device owns. */
+    int (*alloc)(int device, size_t nbytes, void **ptr);
+    int (*free)(int device, void *ptr);
+    int (*pinned_alloc)(size_t nbytes, void **ptr);
+    int (*pinned_free)(void *ptr);
+    int (*owner)(const void *ptr, int *device);
+    int (*copy)(int device, void *to, const void *from, size_t nbytes, dtr__copy_kind kind,
+                void *stream);
+    int (*fill)(int device, void *ptr, int byte, size_t nbytes, void *stream);
+    /* Streams do not wait for the default stream, nor it for them. */
+    int (*stream_new)(int device, bool high_priority, void **stream);
+    int (*stream_free)(int device, void *stream);
+    int (*stream_query)(int device, void *stream);
+    int (*stream_synchronize)(int device, void *stream);
+    int (*stream_wait)(int device, void *stream, void *event);
+    int (*event_new)(int device, bool timed, void **event);
+    int (*event_free)(int device, void *event);
+    int (*event_record)(int device, void *event, void *stream);
+    int (*event_query)(int device, void *event);
+    int (*event_elapsed)(void *from, void *to, float *ms);
+} dtr__device_ops;
+
+/* The one symbol of libdtr_cuda. */
+#define DTR__DEVICE_SYMBOL "dtr_cuda_device_ops"
+
+/* What was found; looked for once in a process. */
+typedef struct dtr__cuda {
+    dtr__cuda_state state;
+    int count, driver, runtime; /* devices; versions as 13000, 0: not known */
+    char reason[256];           /* "" when all is well or nothing was built */
+    const dtr__device_ops *ops; /* NULL unless DTR__CUDA_OK */
+} dtr__cuda;
+const dtr__cuda *dtr__cuda_get(void);
+const char *dtr__cuda_state_name(dtr__cuda_state state); /* "no driver" */
+/* The state and its reason in one: "no driver: ..."; returns text. */
+enum { DTR__CUDA_TEXT = 320 };
+const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]);
+
+/* DTR_OK for code 0; else `s` with CUDA's code and text in the record and the call in the
+ * message. */
+dtr_status dtr__cuda_status(int code, dtr_status s, const char *call, const char *file, int line);
+#define DTR_CUDA_TRY(call, status)                                                                \
+    do {                                                                                          \
+        int cuda_code_ = (call);                                                                  \
+        if (cuda_code_ != 0) {                                                                    \
+            return DTR__FAILED(dtr__cuda_status(cuda_code_, (status), #call, __FILE__, __LINE__), \
+                               (status));                                                         \
+        }                                                                                         \
+    } while (0)
+
+#endif /* DTR_RT_DEVICE_H */
