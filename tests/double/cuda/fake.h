@@ -1,0 +1,86 @@
+/* Shared by the files of the stand-in for the CUDA runtime. */
+#ifndef DTR_FAKE_H
+#define DTR_FAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+#include "../fake_cuda.h"
+
+#define API DTR_FAKE_API
+enum { FAKE_DEVICES = 8, FAKE_FAULTS = 8 };
+
+/* ---- settings, faults, log, trace (fake_settings.c) ---- */
+
+typedef struct fake_fault {
+    char name[64];
+    long nth;
+    int code;  /* 0: never return */
+    long seen; /* calls so far; settings lock */
+} fake_fault;
+
+/* Written by dtr_fake_cuda_reload only, which tests call while nothing runs. */
+typedef struct fake_settings {
+    int n_devices, driver, n_faults;
+    size_t memory;
+    char uuid[64];
+    bool strict;
+    unsigned delay_us, seed;
+    double cost_bytes_per_s, cost_latency_s;
+    fake_fault faults[FAKE_FAULTS];
+} fake_settings;
+const fake_settings *fake_set(void);
+
+/* Every entry point begins with this: log, injected fault, and whether there is a device at all. */
+cudaError_t fake_enter(const char *function, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Also for calls that work without a device. */
+cudaError_t fake_enter_any(const char *function, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Notes an error of this thread, for cudaGetLastError, and returns it. */
+cudaError_t fake_result(cudaError_t e);
+void fake_trace(int stream, const char *name, int64_t begin_ns, int64_t end_ns);
+int64_t fake_now_ns(void);
+void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+void fake_settings_once(void);
+
+/* ---- devices (fake_device.c) ---- */
+
+int fake_device(void); /* current one of this thread */
+
+/* ---- memory (fake_memory.c) ---- */
+
+typedef enum fake_class { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_class;
+/* Where an address lies; `device` gets the owner of device memory. */
+fake_class fake_classify(const void *p, int *device);
+/* What a kernel or copy touches when it is given this address: the alias of device memory, pinned
+ * memory itself. Anything else ends the process, as a kernel would fail. */
+void *fake_touch(const void *p);
+size_t fake_blocks(bool pinned, bool print); /* live ones */
+
+/* ---- streams (fake_stream.c) ---- */
+
+typedef struct fake_stream fake_stream;
+/* The stream behind a handle, the default one of the current device for NULL; NULL: no such. */
+fake_stream *fake_stream_of(cudaStream_t handle);
+int fake_stream_device(const fake_stream *s);
+/* In strict mode, work in the default stream ends the process. */
+void fake_stream_strict(const fake_stream *s, const char *work);
+cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg);
+void fake_drain(fake_stream *s); /* until what was pushed before has run */
+void fake_drain_device(int device);
+void fake_cost(int64_t begin_ns, size_t nbytes); /* sleeps for the rest of what the model says */
+
+/* ---- kernels (fake_kernels.c) ---- */
+
+typedef struct fake_kernel {
+    const char *name;
+    size_t nbytes; /* of the one argument */
+    void (*body)(const void *argument, unsigned tid, unsigned n_threads);
+} fake_kernel;
+const fake_kernel *fake_kernel_named(const char *name);
+
+#endif /* DTR_FAKE_H */

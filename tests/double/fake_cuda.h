@@ -1,0 +1,54 @@
+/* What the stand-in for the CUDA runtime offers besides CUDA's own calls: to the stand-in for NCCL
+ * and to tests that run on nothing else. No CUDA header is needed. */
+#ifndef DTR_FAKE_CUDA_H
+#define DTR_FAKE_CUDA_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DTR_FAKE_API __attribute__((visibility("default")))
+
+/* ---- for the other stand-in ---- */
+
+/* Host alias of a device range; NULL when [dev, dev + nbytes) is not live memory of the stand-in.
+ */
+DTR_FAKE_API void *dtr_fake_cuda_host(const void *dev, size_t nbytes);
+/* Append a task to a stream: run(arg) on the stream's worker, in order. `name` (a literal) shows in
+ * trace and log. 0 or a cudaError. The NULL stream ends the process in strict mode. */
+DTR_FAKE_API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg),
+                                       void *arg);
+/* GPU identity of the current device, as cudaGetDeviceProperties gives it. */
+DTR_FAKE_API void dtr_fake_cuda_uuid(unsigned char uuid[16]);
+/* One line into the call log; does nothing while no log is kept. */
+DTR_FAKE_API void dtr_fake_cuda_log(const char *function, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* A random delay up to DTR_FAKE_CUDA_DELAY_US. Workers of streams do it before every task by
+ * themselves; this is for threads that another library starts. */
+DTR_FAKE_API void dtr_fake_cuda_delay(void);
+
+/* ---- for tests ---- */
+
+/* Read the DTR_FAKE_CUDA_* variables again and count calls from zero. */
+DTR_FAKE_API void dtr_fake_cuda_reload(void);
+/* Keep a call log from here on, empty at first. */
+DTR_FAKE_API void dtr_fake_cuda_log_start(void);
+/* The log so far, one call a line; valid until the next call of log_start or log_text. */
+DTR_FAKE_API const char *dtr_fake_cuda_log_text(void);
+/* How many lines hold the text. */
+DTR_FAKE_API int dtr_fake_cuda_log_count(const char *text);
+/* While an event is held, records of it do not complete, and what waits for it waits. */
+DTR_FAKE_API int dtr_fake_cuda_hold(void *event, int hold);
+/* Live device blocks, pinned host blocks, streams, events. */
+DTR_FAKE_API size_t
+dtr_fake_cuda_live(const char *what /* "device", "pinned", "stream", "event" */);
+/* Asynchronous copies with pageable memory so far: each makes the host wait. */
+DTR_FAKE_API size_t dtr_fake_cuda_hidden_syncs(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DTR_FAKE_CUDA_H */
