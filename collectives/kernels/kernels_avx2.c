@@ -115,6 +115,13 @@ static ALWAYS_INLINE void store_part(void *p, size_t nbytes, const void *vector,
     }
 }
 
+/* The compiler takes the functions above to have done this, as any other function would, although
+ * they are given the upper halves in use; all later SSE code would wait for them. */
+#define HAVE_LEAVE
+static ALWAYS_INLINE void leave_vectors(void) {
+    _mm256_zeroupper();
+}
+
 #define KERNEL_SET dtr__kernels_avx2
 #define KERNEL_NAME "avx2"
 #include "kernels_body.h"

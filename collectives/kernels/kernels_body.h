@@ -6,6 +6,7 @@
  *   f16_widen, f16_narrow     half_v to f32_v and back, rounding to nearest even, if HAVE_F16
  *   bf16_round                f32_v to bf16 in the upper halves of u32_v, if HAVE_BF16_ROUND
  *   load_part, store_part     a vector of which only a part is in memory, if HAVE_PARTS
+ *   leave_vectors             what code without wide vectors wants to find, if HAVE_LEAVE
  *   stream_vector             an aligned store past the caches, if HAVE_STREAM
  * Every set gives the same bits: no contraction to fused operations, no other order of a sum. */
 #include "formats.h"
@@ -25,6 +26,11 @@ static ALWAYS_INLINE void load_part(void *vector, size_t size, const void *p, si
 static ALWAYS_INLINE void store_part(void *p, size_t nbytes, const void *vector, size_t size) {
     (void)size;
     memcpy(p, vector, nbytes);
+}
+#endif
+
+#ifndef HAVE_LEAVE
+static ALWAYS_INLINE void leave_vectors(void) {
 }
 #endif
 
@@ -329,6 +335,7 @@ DEFINE_F32_LOOPS(f32, f32_t, SAME, SAME)
             load_##name(m + k, s + k, F32_LANES);                                             \
         }                                                                                     \
         load_##name(m + k, s + k, n - k);                                                     \
+        leave_vectors();                                                                      \
     }                                                                                         \
     static void name##_from_f32(void *dst, const void *mid, size_t n, double alpha) {         \
         u16_t *d = dst;                                                                       \
@@ -338,6 +345,7 @@ DEFINE_F32_LOOPS(f32, f32_t, SAME, SAME)
             store_##name(d + k, m + k, F32_LANES, (float)alpha);                              \
         }                                                                                     \
         store_##name(d + k, m + k, n - k, (float)alpha);                                      \
+        leave_vectors();                                                                      \
     }
 enum { F32_LANES = sizeof(f32_v) / sizeof(float) };
 DEFINE_F32_VECTORS(bf16)

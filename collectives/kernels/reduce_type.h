@@ -78,6 +78,7 @@ static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
         break;
     }
 #undef CASE
+    leave_vectors();
 }
 
 #undef CAT
