@@ -26,11 +26,16 @@
 
 static const dtr_buffer none;
 
+static inline dtr_status issue(dtr_group *group, const dtr__request *r, dtr_work **work) {
+    return DTR_TRACED(dtr__group_trace(group), dtr__kind_entry(r->kind), group->name,
+                      dtr__coll_issue(group, r, work));
+}
+
 dtr_status dtr_broadcast(dtr_group *group, dtr_buffer buf, int root,
                          const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_BROADCAST, buf, none, options);
     r.root = root;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_reduce(dtr_group *group, dtr_buffer in, dtr_buffer out, dtr_op op, int root,
@@ -38,34 +43,34 @@ dtr_status dtr_reduce(dtr_group *group, dtr_buffer in, dtr_buffer out, dtr_op op
     REQUEST(r, DTR__K_REDUCE, in, out, options);
     r.op = op;
     r.root = root;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_allreduce(dtr_group *group, dtr_buffer in, dtr_buffer out, dtr_op op,
                          const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_ALLREDUCE, in, out, options);
     r.op = op;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_allgather(dtr_group *group, dtr_buffer in, dtr_buffer out,
                          const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_ALLGATHER, in, out, options);
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_allgatherv(dtr_group *group, dtr_buffer in, dtr_buffer out, const size_t *counts,
                           const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_ALLGATHERV, in, out, options);
     r.out_counts = counts;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_gather(dtr_group *group, dtr_buffer in, dtr_buffer out, int root,
                       const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_GATHER, in, out, options);
     r.root = root;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_gatherv(dtr_group *group, dtr_buffer in, dtr_buffer out, const size_t *counts,
@@ -73,14 +78,14 @@ dtr_status dtr_gatherv(dtr_group *group, dtr_buffer in, dtr_buffer out, const si
     REQUEST(r, DTR__K_GATHERV, in, out, options);
     r.root = root;
     r.out_counts = counts;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_scatter(dtr_group *group, dtr_buffer in, dtr_buffer out, int root,
                        const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_SCATTER, in, out, options);
     r.root = root;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_scatterv(dtr_group *group, dtr_buffer in, const size_t *counts, dtr_buffer out,
@@ -88,14 +93,14 @@ dtr_status dtr_scatterv(dtr_group *group, dtr_buffer in, const size_t *counts, d
     REQUEST(r, DTR__K_SCATTERV, in, out, options);
     r.root = root;
     r.in_counts = counts;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_reduce_scatter(dtr_group *group, dtr_buffer in, dtr_buffer out, dtr_op op,
                               const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_REDUCE_SCATTER, in, out, options);
     r.op = op;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_reduce_scatterv(dtr_group *group, dtr_buffer in, const size_t *counts,
@@ -104,13 +109,13 @@ dtr_status dtr_reduce_scatterv(dtr_group *group, dtr_buffer in, const size_t *co
     REQUEST(r, DTR__K_REDUCE_SCATTERV, in, out, options);
     r.op = op;
     r.in_counts = counts;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_alltoall(dtr_group *group, dtr_buffer in, dtr_buffer out,
                         const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_ALLTOALL, in, out, options);
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_alltoallv(dtr_group *group, dtr_buffer in, const size_t *in_counts, dtr_buffer out,
@@ -119,12 +124,12 @@ dtr_status dtr_alltoallv(dtr_group *group, dtr_buffer in, const size_t *in_count
     REQUEST(r, DTR__K_ALLTOALLV, in, out, options);
     r.in_counts = in_counts;
     r.out_counts = out_counts;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_barrier(dtr_group *group, const dtr_coll_options *options, dtr_work **work) {
     REQUEST(r, DTR__K_BARRIER, none, none, options);
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_send(dtr_group *group, dtr_buffer buf, int peer, int tag,
@@ -132,7 +137,7 @@ dtr_status dtr_send(dtr_group *group, dtr_buffer buf, int peer, int tag,
     REQUEST(r, DTR__K_SEND, buf, none, options);
     r.root = peer;
     r.tag = tag;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_recv(dtr_group *group, dtr_buffer buf, int peer, int tag,
@@ -140,7 +145,7 @@ dtr_status dtr_recv(dtr_group *group, dtr_buffer buf, int peer, int tag,
     REQUEST(r, DTR__K_RECV, buf, none, options);
     r.root = peer;
     r.tag = tag;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }
 
 dtr_status dtr_batch_p2p(dtr_group *group, const dtr_p2p *ops, size_t n,
@@ -148,5 +153,5 @@ dtr_status dtr_batch_p2p(dtr_group *group, const dtr_p2p *ops, size_t n,
     REQUEST(r, DTR__K_BATCH, none, none, options);
     r.batch = ops;
     r.n_batch = n;
-    return dtr__coll_issue(group, &r, work);
+    return issue(group, &r, work);
 }

@@ -158,8 +158,9 @@ static const dtr__bytes_op *op_of(const dtr_work *w) {
 }
 
 /* Checks and runs the described call; on success its strings are moved to `out`. */
-static dtr_status run(dtr_group *g, const dtr__bytes_op *asked, const dtr_coll_options *options,
-                      dtr_bytes *out, int *source, void *return_address) {
+static dtr_status run_here(dtr_group *g, const dtr__bytes_op *asked,
+                           const dtr_coll_options *options, dtr_bytes *out, int *source,
+                           void *return_address) {
     dtr__call c, site;
     dtr_work *w = NULL;
     dtr__call_site_take(&site, return_address);
@@ -195,6 +196,12 @@ static dtr_status run(dtr_group *g, const dtr__bytes_op *asked, const dtr_coll_o
     }
     dtr__work_unref(w);
     return s;
+}
+
+static dtr_status run(dtr_group *g, const dtr__bytes_op *asked, const dtr_coll_options *options,
+                      dtr_bytes *out, int *source, void *return_address) {
+    return DTR_TRACED(dtr__group_trace(g), dtr__kind_entry(asked->kind), g->name,
+                      run_here(g, asked, options, out, source, return_address));
 }
 
 #define HERE __builtin_return_address(0)

@@ -326,6 +326,11 @@ static inline int dtr__rank_told(const dtr_group *g, int rank) {
 }
 
 #define DTR__GROUP_MAGIC UINT64_C(0x6474725f67726f75)
+
+/* For DTR_TRACED. */
+static inline dtr__trace *dtr__group_trace(const dtr_group *group) {
+    return group != NULL && group->magic == DTR__GROUP_MAGIC ? group->world->trace : NULL;
+}
 #define DTR__GROUP_GONE UINT64_C(0x6474725f676f6e65)
 #define DTR__WORK_MAGIC UINT64_C(0x6474725f776f726b)
 

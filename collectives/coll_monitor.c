@@ -391,10 +391,10 @@ static dtr_status check(dtr_group *g, double timeout_s) {
     return DTR_OK;
 }
 
-dtr_status dtr_monitored_barrier(dtr_group *g, double timeout_s, bool wait_all, int *missing,
-                                 int *n_missing) {
+static dtr_status monitored_barrier(dtr_group *g, double timeout_s, bool wait_all, int *missing,
+                                    int *n_missing, void *return_address) {
     dtr__call site;
-    dtr__call_site_take(&site, __builtin_return_address(0));
+    dtr__call_site_take(&site, return_address);
     dtr_status s = dtr__group_check(g, "dtr_monitored_barrier");
     if (s != DTR_OK) {
         return s;
@@ -414,4 +414,11 @@ dtr_status dtr_monitored_barrier(dtr_group *g, double timeout_s, bool wait_all, 
     free(c.arrived);
     free(c.verdict);
     return s;
+}
+
+dtr_status dtr_monitored_barrier(dtr_group *g, double timeout_s, bool wait_all, int *missing,
+                                 int *n_missing) {
+    return DTR_TRACED(
+        dtr__group_trace(g), "dtr_monitored_barrier", g->name,
+        monitored_barrier(g, timeout_s, wait_all, missing, n_missing, __builtin_return_address(0)));
 }

@@ -457,9 +457,9 @@ static dtr_status check_end(dtr_group *g, const dtr__scope *scope, bool blocking
     return DTR_OK;
 }
 
-dtr_status dtr_coalesce_end(dtr_group *g, dtr_work **work) {
+static dtr_status coalesce_end(dtr_group *g, dtr_work **work, void *return_address) {
     dtr__call site;
-    dtr__call_site_take(&site, __builtin_return_address(0));
+    dtr__call_site_take(&site, return_address);
     dtr_status s = dtr__group_check(g, "dtr_coalesce_end");
     if (s != DTR_OK) {
         if (s == DTR_NOT_MEMBER && work != NULL) {
@@ -483,4 +483,9 @@ dtr_status dtr_coalesce_end(dtr_group *g, dtr_work **work) {
         return dtr__group_broken(g);
     }
     return launch(scope, work);
+}
+
+dtr_status dtr_coalesce_end(dtr_group *g, dtr_work **work) {
+    return DTR_TRACED(dtr__group_trace(g), "dtr_coalesce_end", g->name,
+                      coalesce_end(g, work, __builtin_return_address(0)));
 }

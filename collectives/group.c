@@ -310,7 +310,7 @@ dtr_status dtr_group_get_info(const dtr_group *group, dtr_group_info *info) {
     return DTR_OK;
 }
 
-dtr_status dtr_group_abort(dtr_group *group, const char *reason) {
+static dtr_status group_abort(dtr_group *group, const char *reason) {
     dtr_status s = dtr__group_check(group, "dtr_group_abort");
     if (s != DTR_OK || atomic_load(&group->status) != DTR_OK) {
         return s; /* already broken: the first reason stays */
@@ -325,4 +325,9 @@ dtr_status dtr_group_abort(dtr_group *group, const char *reason) {
     dtr__group_break(group, s);
     visit_from_any_thread(group->world);
     return DTR_OK;
+}
+
+dtr_status dtr_group_abort(dtr_group *group, const char *reason) {
+    return DTR_TRACED(dtr__group_trace(group), "dtr_group_abort", group->name,
+                      group_abort(group, reason));
 }

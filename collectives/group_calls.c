@@ -101,8 +101,8 @@ static dtr_status create_list(dtr__creation *c, const int *ranks, int n, dtr_gro
     return s;
 }
 
-dtr_status dtr_group_create(dtr_world *world, const int *world_ranks, int n,
-                            const dtr_group_options *options, dtr_group **group) {
+static dtr_status group_create(dtr_world *world, const int *world_ranks, int n,
+                               const dtr_group_options *options, dtr_group **group) {
     DTR_TRY(dtr__world_check(world));
     dtr__creation c;
     DTR_TRY(dtr__creation_begin(&c, world, NULL, "dtr_group_create", options));
@@ -123,6 +123,12 @@ dtr_status dtr_group_create(dtr_world *world, const int *world_ranks, int n,
     return create_list(&c, ranks, n, group);
 }
 
+dtr_status dtr_group_create(dtr_world *world, const int *world_ranks, int n,
+                            const dtr_group_options *options, dtr_group **group) {
+    return DTR_TRACED(dtr__trace_of(world), "dtr_group_create", "",
+                      group_create(world, world_ranks, n, options, group));
+}
+
 /* ---- dtr_group_split ---- */
 
 /* A call on a group: membership first, and a broken one answers with what broke it. */
@@ -136,8 +142,8 @@ static dtr_status check_parent(dtr_group *parent, const char *entry) {
     return s != DTR_OK ? dtr__error_restore(parent->error, s) : DTR_OK;
 }
 
-dtr_status dtr_group_split(dtr_group *parent, int color, int key, const dtr_group_options *options,
-                           dtr_group **group) {
+static dtr_status group_split(dtr_group *parent, int color, int key,
+                              const dtr_group_options *options, dtr_group **group) {
     dtr_status s = check_parent(parent, "dtr_group_split");
     if (s == DTR_NOT_MEMBER && group != NULL) {
         *group = NULL;
@@ -157,6 +163,12 @@ dtr_status dtr_group_split(dtr_group *parent, int color, int key, const dtr_grou
         c.desc = desc;
     }
     return dtr__create(&c, "by colour", group);
+}
+
+dtr_status dtr_group_split(dtr_group *parent, int color, int key, const dtr_group_options *options,
+                           dtr_group **group) {
+    return DTR_TRACED(dtr__group_trace(parent), "dtr_group_split", parent->name,
+                      group_split(parent, color, key, options, group));
 }
 
 /* ---- several groups by one call ---- */
@@ -198,8 +210,8 @@ static dtr_status check_chunks(const dtr__creation *c, int asked, int size) {
     return DTR_OK;
 }
 
-dtr_status dtr_group_subgroups(dtr_group *parent, int size, const dtr_group_options *options,
-                               dtr_group **mine, int *index) {
+static dtr_status group_subgroups(dtr_group *parent, int size, const dtr_group_options *options,
+                                  dtr_group **mine, int *index) {
     dtr_status s = check_parent(parent, "dtr_group_subgroups");
     if (s == DTR_NOT_MEMBER && mine != NULL) {
         *mine = NULL;
@@ -226,6 +238,12 @@ dtr_status dtr_group_subgroups(dtr_group *parent, int size, const dtr_group_opti
     return DTR_OK;
 }
 
+dtr_status dtr_group_subgroups(dtr_group *parent, int size, const dtr_group_options *options,
+                               dtr_group **mine, int *index) {
+    return DTR_TRACED(dtr__group_trace(parent), "dtr_group_subgroups", parent->name,
+                      group_subgroups(parent, size, options, mine, index));
+}
+
 static dtr_status check_lists(const dtr__creation *c, const int *const *lists, const int *lens,
                               int n_lists) {
     dtr__error_context ctx = { .world = c->world, .operation = c->entry };
@@ -248,9 +266,10 @@ static dtr_status check_lists(const dtr__creation *c, const int *const *lists, c
     return s;
 }
 
-dtr_status dtr_group_subgroups_by_list(dtr_world *world, const int *const *lists, const int *lens,
-                                       int n_lists, const dtr_group_options *options,
-                                       dtr_group **mine, int *index) {
+static dtr_status group_subgroups_by_list(dtr_world *world, const int *const *lists,
+                                          const int *lens, int n_lists,
+                                          const dtr_group_options *options, dtr_group **mine,
+                                          int *index) {
     DTR_TRY(dtr__world_check(world));
     dtr__creation c;
     char *text = NULL;
@@ -272,6 +291,13 @@ dtr_status dtr_group_subgroups_by_list(dtr_world *world, const int *const *lists
         *index = c.index;
     }
     return s;
+}
+
+dtr_status dtr_group_subgroups_by_list(dtr_world *world, const int *const *lists, const int *lens,
+                                       int n_lists, const dtr_group_options *options,
+                                       dtr_group **mine, int *index) {
+    return DTR_TRACED(dtr__trace_of(world), "dtr_group_subgroups_by_list", "",
+                      group_subgroups_by_list(world, lists, lens, n_lists, options, mine, index));
 }
 
 /* ---- duplicates ---- */

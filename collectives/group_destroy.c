@@ -71,7 +71,7 @@ static bool still_referenced(dtr_group *g) {
     return referenced;
 }
 
-dtr_status dtr_group_destroy(dtr_group *group) {
+static dtr_status group_destroy(dtr_group *group) {
     if (group == NULL) {
         return DTR_OK;
     }
@@ -100,4 +100,9 @@ dtr_status dtr_group_destroy(dtr_group *group) {
     (void)dtr__engine_drain(group, 0);
     take_down(group);
     return DTR_OK;
+}
+
+dtr_status dtr_group_destroy(dtr_group *group) {
+    return DTR_TRACED(dtr__group_trace(group), "dtr_group_destroy", group->name,
+                      group_destroy(group));
 }

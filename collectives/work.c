@@ -243,6 +243,17 @@ static bool is_final(const dtr_work *w) {
                           atomic_load_explicit(&w->ended, memory_order_acquire) != 0);
 }
 
+/* What is over needs no communication, and its world may be gone. */
+static dtr__trace *work_trace(const dtr_work *w) {
+    return w != NULL && w->magic == DTR__WORK_MAGIC && !is_done(w) ? w->world->trace : NULL;
+}
+
+/* The group may end meanwhile, so the operation stands for it. */
+static const char *traced_work(const dtr_work *w, char text[48]) {
+    snprintf(text, 48, "%s #%llu", dtr__kind_name(w->call.kind), (unsigned long long)w->seq);
+    return text;
+}
+
 /* A work handed out by a coalescing scope stands for the whole scope and begins with its end. */
 static dtr_status check_recorded(const dtr_work *w, const char *entry) {
     if (atomic_load_explicit(&w->recording, memory_order_acquire) == 0) {
@@ -290,14 +301,16 @@ static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
 }
 
 dtr_status dtr_work_wait(dtr_work *work, double timeout_s) {
-    return wait(work, timeout_s, "dtr_work_wait");
+    return DTR_TRACED(work_trace(work), "dtr_work_wait", traced_work(work, (char[48]){ "" }),
+                      wait(work, timeout_s, "dtr_work_wait"));
 }
 
 dtr_status dtr_work_synchronize(dtr_work *work, double timeout_s) {
-    return wait(work, timeout_s, "dtr_work_synchronize");
+    return DTR_TRACED(work_trace(work), "dtr_work_synchronize", traced_work(work, (char[48]){ "" }),
+                      wait(work, timeout_s, "dtr_work_synchronize"));
 }
 
-dtr_status dtr_work_test(dtr_work *w, bool *done) {
+static dtr_status work_test(dtr_work *w, bool *done) {
     DTR_REQUIRE(done != NULL, NULL, DTR_ERR_ARG, "dtr_work_test: done is NULL");
     if (w == NULL) {
         *done = true;
@@ -310,6 +323,11 @@ dtr_status dtr_work_test(dtr_work *w, bool *done) {
     }
     *done = is_final(w);
     return *done ? dtr__work_result(w) : DTR_OK;
+}
+
+dtr_status dtr_work_test(dtr_work *w, bool *done) {
+    return DTR_TRACED(work_trace(w), "dtr_work_test", traced_work(w, (char[48]){ "" }),
+                      work_test(w, done));
 }
 
 uint64_t dtr_work_seq(const dtr_work *w) {

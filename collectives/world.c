@@ -1,7 +1,9 @@
 /* Creating and destroying a world: the runtime's part, then the groups on top of it. */
 #include "groups.h"
 
-static dtr_status create(MPI_Comm comm, const dtr_world_options *o, dtr_world **world) {
+static dtr_status create(MPI_Comm comm, const dtr_world_options *o, const char *entry,
+                         dtr_world **world) {
+    int64_t began_ns = dtr__now_ns();
     if (world == NULL) { /* refused on all ranks together: nobody may be left waiting */
         return dtr__world_open(comm, o, NULL);
     }
@@ -15,12 +17,13 @@ static dtr_status create(MPI_Comm comm, const dtr_world_options *o, dtr_world **
         dtr__error_copy_free(cause);
         return s;
     }
+    dtr__trace_created(w, entry, began_ns);
     *world = w;
     return DTR_OK;
 }
 
 dtr_status dtr_world_create(const dtr_world_options *options, dtr_world **world) {
-    return create(MPI_COMM_NULL, options, world);
+    return create(MPI_COMM_NULL, options, "dtr_world_create", world);
 }
 
 dtr_status dtr_world_create_from_comm(MPI_Comm comm, const dtr_world_options *options,
@@ -40,10 +43,10 @@ dtr_status dtr_world_create_from_comm(MPI_Comm comm, const dtr_world_options *op
     DTR_REQUIRE(comm != MPI_COMM_NULL, &ctx, DTR_ERR_ARG,
                 "%s: comm is MPI_COMM_NULL; only the ranks of a communicator can make its world",
                 entry);
-    return create(comm, options, world);
+    return create(comm, options, entry, world);
 }
 
-dtr_status dtr_world_destroy(dtr_world *world) {
+static dtr_status world_destroy(dtr_world *world) {
     if (world == NULL) {
         return DTR_OK;
     }
@@ -61,4 +64,8 @@ dtr_status dtr_world_destroy(dtr_world *world) {
         dtr__error_copy_free(cause);
     }
     return s;
+}
+
+dtr_status dtr_world_destroy(dtr_world *world) {
+    return DTR_TRACED(dtr__trace_of(world), "dtr_world_destroy", "", world_destroy(world));
 }

@@ -273,7 +273,7 @@ static dtr_status enter(dtr_ddp *ddp, int *state) {
     }
 }
 
-dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
+static dtr_status ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
     (void)stream; /* host memory is ready when the call is made */
     DTR_TRY(dtr__ddp_check(ddp, entry));
     bool trigger = i < ddp->n && is_trigger(ddp, &ddp->params[ddp->params[i].same_as]);
@@ -286,4 +286,8 @@ dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
     }
     atomic_fetch_sub(&ddp->inside, 1);
     return s;
+}
+
+dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_grad_ready", ddp_grad_ready(ddp, i, stream));
 }

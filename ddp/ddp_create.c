@@ -211,8 +211,8 @@ static void give_up(dtr_ddp *ddp) {
 
 static void evict(dtr__tenant *tenant);
 
-dtr_status dtr_ddp_create(dtr_group *group, const dtr_param *params, size_t n,
-                          const dtr_ddp_options *options, dtr_ddp **out) {
+static dtr_status ddp_create(dtr_group *group, const dtr_param *params, size_t n,
+                             const dtr_ddp_options *options, dtr_ddp **out) {
     dtr_status s = dtr__group_check(group, "dtr_ddp_create");
     if (s == DTR_NOT_MEMBER && out != NULL) {
         *out = NULL;
@@ -235,6 +235,12 @@ dtr_status dtr_ddp_create(dtr_group *group, const dtr_param *params, size_t n,
     dtr__tenant_add(ddp->world, &ddp->tenant);
     *out = ddp;
     return DTR_OK;
+}
+
+dtr_status dtr_ddp_create(dtr_group *group, const dtr_param *params, size_t n,
+                          const dtr_ddp_options *options, dtr_ddp **out) {
+    return DTR_TRACED(dtr__group_trace(group), "dtr_ddp_create", group->name,
+                      ddp_create(group, params, n, options, out));
 }
 
 /* ---- unmaking ---- */
@@ -297,7 +303,7 @@ static void evict(dtr__tenant *tenant) {
     (void)let_go(ddp);
 }
 
-dtr_status dtr_ddp_destroy(dtr_ddp *ddp) {
+static dtr_status ddp_destroy(dtr_ddp *ddp) {
     if (ddp == NULL) {
         return DTR_OK;
     }
@@ -315,6 +321,10 @@ dtr_status dtr_ddp_destroy(dtr_ddp *ddp) {
         dtr__error_copy_free(cause);
     }
     return s;
+}
+
+dtr_status dtr_ddp_destroy(dtr_ddp *ddp) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_destroy", ddp_destroy(ddp));
 }
 
 /* ---- gradients ---- */

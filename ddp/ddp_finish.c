@@ -600,9 +600,13 @@ static dtr_status begin(dtr_ddp *ddp) {
     return DTR_OK;
 }
 
-dtr_status dtr_ddp_backward_end(dtr_ddp *ddp, void *stream) {
+static dtr_status ddp_backward_end(dtr_ddp *ddp, void *stream) {
     (void)stream;
     DTR_TRY(dtr__ddp_check(ddp, entry));
     DTR_TRY(begin(ddp));
     return ddp->it_sync ? finish_synced(ddp) : finish_local(ddp);
+}
+
+dtr_status dtr_ddp_backward_end(dtr_ddp *ddp, void *stream) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_backward_end", ddp_backward_end(ddp, stream));
 }

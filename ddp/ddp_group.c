@@ -110,7 +110,7 @@ static void leave(dtr_ddp *ddp, const char *entry) {
     pthread_mutex_unlock(&ddp->lock);
 }
 
-dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
+static dtr_status ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
     static const char entry[] = "dtr_ddp_set_group";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     if (group != NULL) {
@@ -142,4 +142,8 @@ dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
     dtr_status s = move(ddp, group, entry);
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_set_group", ddp_set_group(ddp, group));
 }

@@ -319,6 +319,14 @@ static inline bool dtr__ddp_per_param(const dtr_ddp *ddp) {
  * when its world has gone, the status and message that made it fail. */
 dtr_status dtr__ddp_check(const dtr_ddp *ddp, const char *entry);
 
+/* For DTR_TRACED. */
+static inline dtr__trace *dtr__ddp_trace(const dtr_ddp *ddp) {
+    return ddp != NULL && ddp->magic == DTR__DDP_MAGIC ? dtr__trace_of(ddp->world) : NULL;
+}
+#define DTR_DDP_TRACED(ddp, call, expression)                                             \
+    DTR_TRACED(dtr__ddp_trace(ddp), call, (ddp)->group != NULL ? (ddp)->group->name : "", \
+               expression)
+
 /* ---- ddp_settings.c, ddp_params.c: what one rank can judge alone (K1-K4) ---- */
 bool dtr__ddp_is_float(dtr_dtype d);
 dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options *o,

@@ -230,7 +230,7 @@ dtr_status dtr__ddp_send_all(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, in
     return s;
 }
 
-dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp) {
+static dtr_status ddp_forward_begin(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_forward_begin";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     pthread_mutex_lock(&ddp->lock);
@@ -276,6 +276,10 @@ dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp) {
     return s;
 }
 
+dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_forward_begin", ddp_forward_begin(ddp));
+}
+
 static dtr_status check_list(dtr_ddp *ddp, const size_t *unused, size_t n, const char *entry) {
     dtr__error_context ctx = context(ddp, entry);
     DTR_REQUIRE(unused != NULL || n == 0, &ctx, DTR_ERR_ARG,
@@ -297,7 +301,7 @@ static dtr_status check_list(dtr_ddp *ddp, const size_t *unused, size_t n, const
     return DTR_OK;
 }
 
-dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unused) {
+static dtr_status ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unused) {
     static const char entry[] = "dtr_ddp_forward_end";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     pthread_mutex_lock(&ddp->lock);
@@ -333,6 +337,10 @@ dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unus
                               : ddp->it_sync ? DTR__DDP_ARMED
                                              : DTR__DDP_LOCAL);
     return s;
+}
+
+dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unused) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_forward_end", ddp_forward_end(ddp, unused, n_unused));
 }
 
 /* ---- flags ---- */

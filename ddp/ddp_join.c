@@ -77,7 +77,7 @@ static dtr_status begin(dtr_ddp *ddp, const char *entry, const dtr_join_options 
     return DTR_OK;
 }
 
-dtr_status dtr_ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) {
+static dtr_status ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) {
     static const char entry[] = "dtr_ddp_join_begin";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     dtr_join_options o;
@@ -88,6 +88,10 @@ dtr_status dtr_ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) {
         pthread_mutex_unlock(&ddp->lock);
     }
     return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+dtr_status dtr_ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_join_begin", ddp_join_begin(ddp, options));
 }
 
 /* ---- headers ---- */
@@ -326,7 +330,7 @@ static dtr_status end(dtr_ddp *ddp) {
     return s;
 }
 
-dtr_status dtr_ddp_join_end(dtr_ddp *ddp) {
+static dtr_status ddp_join_end(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_join_end";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     if (!ddp->join.begun) {
@@ -340,6 +344,10 @@ dtr_status dtr_ddp_join_end(dtr_ddp *ddp) {
     int busy = DTR__DDP_BUSY;
     atomic_compare_exchange_strong(&ddp->state, &busy, DTR__DDP_IDLE);
     return s;
+}
+
+dtr_status dtr_ddp_join_end(dtr_ddp *ddp) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_join_end", ddp_join_end(ddp));
 }
 
 /* A module is destroyed: it leaves without a word. */

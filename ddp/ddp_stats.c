@@ -1,4 +1,5 @@
 /* What a module tells about itself: counters, times, texts, warnings, and the error it keeps. */
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "ddp_internal.h"
@@ -76,6 +77,15 @@ void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
     mean(&c->average.exposed_comm_s, step->exposed_comm_s, n);
     mean(&c->average.overlap, step->overlap, n);
     pthread_mutex_unlock(&ddp->stats_lock);
+    if (ddp->world->trace != NULL) {
+        dtr__trace_note(ddp->world->trace, "ddp_step",
+                        step->forward_s + step->backward_s + step->exposed_comm_s,
+                        "ddp%u step %" PRIu64 ": %zu bytes, %zu buckets, %zu collectives, forward "
+                        "%.6f s, backward %.6f s, communication %.6f s, exposed %.6f s, overlap "
+                        "%.3f",
+                        ddp->id, n, step->bytes, step->buckets, step->collectives, step->forward_s,
+                        step->backward_s, step->comm_s, step->exposed_comm_s, step->overlap);
+    }
 }
 
 static dtr_ddp_stats snapshot(const dtr_ddp *ddp) {

@@ -341,7 +341,7 @@ static dtr_status compare_values(dtr_ddp *ddp) {
     return s;
 }
 
-dtr_status dtr_ddp_check_equal(dtr_ddp *ddp) {
+static dtr_status ddp_check_equal(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_check_equal";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     int idle = DTR__DDP_IDLE;
@@ -354,4 +354,8 @@ dtr_status dtr_ddp_check_equal(dtr_ddp *ddp) {
     }
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     return s < 0 ? dtr__ddp_failed(ddp, s) : s;
+}
+
+dtr_status dtr_ddp_check_equal(dtr_ddp *ddp) {
+    return DTR_DDP_TRACED(ddp, "dtr_ddp_check_equal", ddp_check_equal(ddp));
 }

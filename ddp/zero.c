@@ -208,7 +208,7 @@ static void install(dtr_zero *z) {
     z->magic = DTR__ZERO_MAGIC;
 }
 
-dtr_status dtr_zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_zero **zero) {
+static dtr_status zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_zero **zero) {
     static const char entry[] = "dtr_zero_create";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     if (zero == NULL) {
@@ -249,6 +249,10 @@ dtr_status dtr_zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_ze
     return DTR_OK;
 }
 
+dtr_status dtr_zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_zero **zero) {
+    return DTR_DDP_TRACED(ddp, "dtr_zero_create", zero_create(ddp, options, zero));
+}
+
 /* ---- unmaking ---- */
 
 /* The module goes on without; its operations have ended. */
@@ -267,7 +271,7 @@ void dtr__zero_detach(dtr_ddp *ddp) {
     }
 }
 
-dtr_status dtr_zero_destroy(dtr_zero *z) {
+static dtr_status zero_destroy(dtr_zero *z) {
     static const char entry[] = "dtr_zero_destroy";
     if (z == NULL) {
         return DTR_OK;
@@ -293,6 +297,10 @@ dtr_status dtr_zero_destroy(dtr_zero *z) {
         dtr__error_copy_free(cause);
     }
     return s;
+}
+
+dtr_status dtr_zero_destroy(dtr_zero *z) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_destroy", zero_destroy(z));
 }
 
 /* ---- questions ---- */

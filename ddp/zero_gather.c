@@ -58,8 +58,8 @@ static dtr_status gather_bucket(dtr_zero *z, size_t b, const dtr_zero_state *st,
     return DTR_OK;
 }
 
-dtr_status dtr_zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor *const *full,
-                           size_t n) {
+static dtr_status zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor *const *full,
+                              size_t n) {
     static const char entry[] = "dtr_zero_gather";
     DTR_TRY(dtr__zero_check(z, entry));
     DTR_TRY(dtr__zero_begin(z, entry));
@@ -86,6 +86,11 @@ dtr_status dtr_zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor *co
     }
     free(memory);
     return dtr__zero_end(z, s);
+}
+
+dtr_status dtr_zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor *const *full,
+                           size_t n) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_gather", zero_gather(z, st, full, n));
 }
 
 dtr_status dtr_zero_slice(dtr_zero *z, dtr_tensor *const *full, size_t n,

@@ -33,6 +33,12 @@ struct dtr_zero {
 
 #define DTR__ZERO_MAGIC UINT64_C(0x6474725f7a65726f)
 
+/* For DTR_TRACED. */
+static inline dtr_ddp *dtr__zero_module(const dtr_zero *z) {
+    return z != NULL && z->magic == DTR__ZERO_MAGIC ? z->ddp : NULL;
+}
+#define DTR_ZERO_TRACED(z, call, expression) DTR_DDP_TRACED(dtr__zero_module(z), call, expression)
+
 /* Bytes of one rank's slice of a bucket. */
 size_t dtr__zero_slice_nbytes(size_t nbytes, int size);
 

@@ -263,8 +263,8 @@ static dtr_status agree(dtr_zero *z, dtr_status mine) {
     return dtr__zero_agree(z->ddp, mine, text, false);
 }
 
-dtr_status dtr_zero_load(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
-                         uint64_t *step) {
+static dtr_status zero_load(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
+                            uint64_t *step) {
     static const char entry[] = "dtr_zero_load";
     DTR_TRY(dtr__zero_check(z, entry));
     DTR_TRY(dtr__zero_begin(z, entry));
@@ -287,4 +287,9 @@ dtr_status dtr_zero_load(dtr_zero *z, const char *path, const dtr_zero_state *st
         *step = found;
     }
     return s;
+}
+
+dtr_status dtr_zero_load(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
+                         uint64_t *step) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_load", zero_load(z, path, states, n, step));
 }

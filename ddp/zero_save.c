@@ -216,8 +216,8 @@ static dtr_status write_all(dtr_zero *z, const char *path, const dtr_zero_state 
     return s;
 }
 
-dtr_status dtr_zero_save(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
-                         uint64_t step) {
+static dtr_status zero_save(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
+                            uint64_t step) {
     static const char entry[] = "dtr_zero_save";
     DTR_TRY(dtr__zero_check(z, entry));
     DTR_TRY(dtr__zero_begin(z, entry));
@@ -238,4 +238,9 @@ dtr_status dtr_zero_save(dtr_zero *z, const char *path, const dtr_zero_state *st
         s = write_all(z, path, states, n, step, token);
     }
     return dtr__zero_end(z, s);
+}
+
+dtr_status dtr_zero_save(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
+                         uint64_t step) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_save", zero_save(z, path, states, n, step));
 }

@@ -115,7 +115,7 @@ dtr_status dtr__zero_take_all(dtr_zero *z, bool drop) {
     return s;
 }
 
-dtr_status dtr_zero_wait(dtr_zero *z, size_t i) {
+static dtr_status zero_wait(dtr_zero *z, size_t i) {
     static const char entry[] = "dtr_zero_wait";
     DTR_TRY(dtr__zero_check(z, entry));
     dtr_ddp *ddp = z->ddp;
@@ -134,6 +134,10 @@ dtr_status dtr_zero_wait(dtr_zero *z, size_t i) {
         pthread_mutex_unlock(&z->lock);
     }
     return s < 0 ? dtr__ddp_break(ddp, s) : s;
+}
+
+dtr_status dtr_zero_wait(dtr_zero *z, size_t i) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_wait", zero_wait(z, i));
 }
 
 /* ---- one slice ---- */
@@ -258,7 +262,7 @@ static dtr_status check_due(dtr_zero *z, const char *entry) {
     return DTR_OK;
 }
 
-dtr_status dtr_zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
+static dtr_status zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
     static const char entry[] = "dtr_zero_step";
     DTR_TRY(dtr__zero_check(z, entry));
     if (fn == NULL) {
@@ -273,4 +277,8 @@ dtr_status dtr_zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
     s = step(z, fn, state);
     dtr__zero_used_up(z);
     return dtr__zero_end(z, s);
+}
+
+dtr_status dtr_zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
+    return DTR_ZERO_TRACED(z, "dtr_zero_step", zero_step(z, fn, state));
 }

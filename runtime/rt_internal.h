@@ -16,6 +16,11 @@ dtr_status dtr__mpi_release(bool finish);
 
 dtr_status dtr__log_open(dtr_world *world, const dtr_world_options *o);
 void dtr__log_close(dtr_world *world);
+/* The path that a pattern with %r, %h and %p stands for on this rank. */
+void dtr__log_expand(const dtr_world *world, const char *pattern, char *path, size_t cap);
+
+dtr_status dtr__trace_open(dtr_world *world);
+void dtr__trace_close(dtr_world *world);
 
 dtr_status dtr__recorder_open(dtr_world *world);
 void dtr__recorder_close(dtr_world *world);

@@ -36,7 +36,7 @@ static void write_all(int fd, const char *text, size_t n) {
 }
 
 /* "%r" rank, "%h" host, "%p" pid, "%%" a per cent sign. */
-static void expand(const dtr_world *world, const char *pattern, char *path, size_t cap) {
+void dtr__log_expand(const dtr_world *world, const char *pattern, char *path, size_t cap) {
     size_t n = 0;
     for (const char *c = pattern; *c != '\0' && n + 1 < cap; c++) {
         int added = 0;
@@ -80,7 +80,7 @@ dtr_status dtr__log_open(dtr_world *world, const dtr_world_options *o) {
     const char *pattern = dtr__opt_text(&world->options, DTR__OPT_LOG_FILE);
     if (pattern[0] != '\0' && log->fn == NULL) {
         char path[4096];
-        expand(world, pattern, path, sizeof path);
+        dtr__log_expand(world, pattern, path, sizeof path);
         int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (fd >= 0) {
             log->fd = fd;

@@ -199,6 +199,7 @@ static dtr_status meet(dtr_world *w, void *scratch) {
 
 static dtr_status open_parts(dtr_world *w, const dtr_world_options *o) {
     DTR_TRY(dtr__log_open(w, o));
+    DTR_TRY(dtr__trace_open(w));
     DTR_TRY(dtr__memory_open(w));
     DTR_TRY(dtr__recorder_open(w));
     return dtr__progress_open(w);
@@ -220,6 +221,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__arena_close(w);
     dtr__peers_close(w);
     dtr__recorder_close(w);
+    dtr__trace_close(w);
     dtr__log_close(w);
     MPI_Comm *const comms[] = { &w->node_comm, &w->comm };
     for (size_t i = 0; mpi_alive && i < sizeof comms / sizeof comms[0]; i++) {

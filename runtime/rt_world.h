@@ -21,6 +21,7 @@ typedef struct dtr__cma dtr__cma;
 typedef struct dtr__recorder dtr__recorder;
 typedef struct dtr__progress dtr__progress;
 typedef struct dtr__log dtr__log;
+typedef struct dtr__trace dtr__trace;
 typedef struct dtr__memory dtr__memory;
 typedef struct dtr__groups dtr__groups; /* collectives layer */
 
@@ -54,6 +55,7 @@ struct dtr_world {
     dtr__options options;
     dtr__tune tune; /* equal on all ranks of a node */
     dtr__log *log;
+    dtr__trace *trace; /* of public calls; NULL: off */
     dtr__arena
         *arena;    /* node-shared memory, NULL when this node cannot share (one warning given) */
     dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */
@@ -104,6 +106,24 @@ bool dtr__log_on(const dtr_world *world, int level);
             dtr__log_line((world), DTR_LOG_INFO, __VA_ARGS__); \
         }                                                      \
     } while (0)
+
+/* ---- trace of public calls (rt_trace.c, DTR_TRACE) ----
+ * DTR_TRACED is the status of `expression`, which makes the public call `call`; unless `trace` is
+ * NULL a line says how it went. `on`: the group's name, or what else it is about; "" for nothing.
+ * A call made inside another on the same thread has a level above 0. */
+void dtr__trace_begin(dtr__trace *trace, const char *call, const char *on);
+dtr_status dtr__trace_end(dtr_status status);
+#define DTR_TRACED(trace, call, on, expression) \
+    ((trace) == NULL ? (expression)             \
+                     : (dtr__trace_begin((trace), (call), (on)), dtr__trace_end(expression)))
+/* The creation of this world, which could not be traced before. */
+void dtr__trace_created(const dtr_world *world, const char *call, int64_t began_ns);
+/* A line that is no call, at the present level. */
+void dtr__trace_note(const dtr__trace *trace, const char *what, double seconds, const char *fmt,
+                     ...) DTR_PRINTF(4, 5);
+static inline dtr__trace *dtr__trace_of(const dtr_world *world) {
+    return world != NULL && world->magic == DTR__WORLD_MAGIC ? world->trace : NULL;
+}
 
 /* ---- time ---- */
 double dtr__now(void);     /* monotonic seconds */

@@ -112,7 +112,8 @@ static dtr_status check(dtr__tensor_call *c, size_t n) {
 
 dtr_status dtr_broadcast_coalesced(dtr_group *group, dtr_tensor *const *tensors, size_t n, int root,
                                    size_t piece_nbytes) {
-    return dtr__broadcast_coalesced(group, tensors, n, root, piece_nbytes, NULL, 0);
+    return DTR_TRACED(dtr__group_trace(group), "dtr_broadcast_coalesced", group->name,
+                      dtr__broadcast_coalesced(group, tensors, n, root, piece_nbytes, NULL, 0));
 }
 
 dtr_status dtr__broadcast_coalesced(dtr_group *group, dtr_tensor *const *tensors, size_t n,

@@ -404,7 +404,7 @@ static dtr_status check_and_issue(dtr__tensor_call *c, dtr_work **work) {
     return issue(c, work);
 }
 
-dtr_status dtr__tensor_coll(dtr__tensor_call *c, dtr_work **work) {
+static dtr_status tensor_coll(dtr__tensor_call *c, dtr_work **work) {
     dtr_status s = dtr__group_check(c->group, c->entry);
     if (s == DTR_NOT_MEMBER && work != NULL) {
         *work = NULL;
@@ -432,4 +432,8 @@ dtr_status dtr__tensor_coll(dtr__tensor_call *c, dtr_work **work) {
         s = dtr__scope_fail(c->group, s, c->r.kind);
     }
     return s;
+}
+
+dtr_status dtr__tensor_coll(dtr__tensor_call *c, dtr_work **work) {
+    return DTR_TRACED(dtr__group_trace(c->group), c->entry, c->group->name, tensor_coll(c, work));
 }

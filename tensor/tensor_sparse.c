@@ -174,14 +174,13 @@ static dtr_status start(dtr__tensor_call *t, const args *a, dtr__call *c, dtr_wo
     return DTR_OK;
 }
 
-dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
-                                int64_t n_rows, dtr_op op, const dtr_coll_options *options,
-                                dtr_tensor **out_indices, dtr_tensor **out_values,
-                                dtr_work **work) {
+static dtr_status sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
+                                   int64_t n_rows, dtr_op op, const dtr_coll_options *options,
+                                   dtr_tensor **out_indices, dtr_tensor **out_values,
+                                   dtr_work **work, void *return_address) {
     dtr__tensor_call c = { .entry = ENTRY,
                            .group = group,
-                           .r = { .options = options,
-                                  .return_address = __builtin_return_address(0) } };
+                           .r = { .options = options, .return_address = return_address } };
     args a = { indices, values, n_rows, op, out_indices, out_values };
     dtr__call call;
     dtr_work *own = NULL;
@@ -207,4 +206,13 @@ dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tenso
     s = dtr__work_result(own);
     dtr__work_unref(own);
     return s;
+}
+
+dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
+                                int64_t n_rows, dtr_op op, const dtr_coll_options *options,
+                                dtr_tensor **out_indices, dtr_tensor **out_values,
+                                dtr_work **work) {
+    return DTR_TRACED(dtr__group_trace(group), ENTRY, group->name,
+                      sparse_allreduce(group, indices, values, n_rows, op, options, out_indices,
+                                       out_values, work, __builtin_return_address(0)));
 }

@@ -13,3 +13,7 @@ dtr_add_mpi_test(ddp_debug SOURCES mpi/ddp_debug.c mpi/ddp_models.c NPROCS 1 2 3
 foreach(test basic sparse delayed)
   dtr_add_mpi_run(ddp_${test}_funneled TARGET test_ddp_${test} NPROCS 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=funneled)
 endforeach()
+# ENV15: nothing is different when calls are traced.
+foreach(test engine_check engine_work ddp_hooks)
+  dtr_add_mpi_run(${test}_traced TARGET test_${test} NPROCS 2 ENVIRONMENT DTR_TRACE=/dev/null)
+endforeach()

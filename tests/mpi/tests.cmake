@@ -22,6 +22,7 @@ dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 4)
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
 include(${CMAKE_CURRENT_LIST_DIR}/groups.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/rows.cmake)
 dtr_add_mpi_run(groups_exact_hier TARGET test_groups_exact NPROCS 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_test(tensor_coll SOURCES mpi/tensor_coll.c mpi/tensor_views.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(tensor_errors SOURCES mpi/tensor_errors.c mpi/tensor_views.c NPROCS 1 2 3 4 7)
