@@ -1,2 +1,7 @@
 # Single rows of the specification, by theme.
 dtr_add_mpi_test(rows_trace SOURCES mpi/rows_trace.c NPROCS 1 2 3)
+dtr_add_mpi_test(rows_coll SOURCES mpi/rows_coll.c NPROCS 1 2 3 4 7)
+# INI25, T128: the same values where the caller's MPI has a lower thread level.
+foreach(level single funneled serialized)
+  dtr_add_mpi_run(rows_coll_${level} TARGET test_rows_coll NPROCS 2 ENVIRONMENT DTR_TEST_THREAD_LEVEL=${level})
+endforeach()
