@@ -1,5 +1,6 @@
 /* What becomes of groups when a rank dies, and what a timeout says of the ranks that are missing.
- * All of it is read from the recordings of the node's ranks: nobody is asked who may be stuck. */
+ * All of it is read from the recordings of the node's ranks and from what other nodes report:
+ * nobody is asked who may be stuck. */
 #include "death.h"
 
 #include <stdio.h>
@@ -65,6 +66,13 @@ void dtr__rank_ended(dtr_world *world, int world_rank) {
     dtr__callbacks_run(&called);
 }
 
+void dtr__rank_lost_elsewhere(dtr_world *world, int world_rank, const char *text) {
+    dtr__queue called = { NULL, NULL };
+    /* The other ranks of this node read it from the board, those of other nodes hear it too. */
+    dtr__rank_lost(world, world_rank, text, false, &called);
+    dtr__callbacks_run(&called);
+}
+
 int dtr__first_dead(const dtr_world *world, const int *world_ranks, int n, const char **text) {
     for (int i = 0; i < n && dtr__ranks_dead(world) > 0; i++) {
         if (dtr__rank_dead(world, world_ranks[i])) {
@@ -81,14 +89,9 @@ enum { NAMED = 4 }; /* members that a message describes; of the others it gives 
 
 /* The rank is inside a group of this rank's too, in an operation that this one has not entered. */
 static bool is_opposite(const dtr_world *world, int world_rank, const dtr_group *g) {
-    dtr__recording *r = dtr__peer_look(world, world_rank);
-    const dtr__record *open = r != NULL ? dtr__recording_open(r) : NULL;
-    const dtr__rec_group *other = open != NULL ? dtr__recording_group(r, open->group) : NULL;
-    uint64_t own = 0;
-    bool opposite = other != NULL && open->seq != 0 && other->uid != g->uid &&
-                    dtr__peer_entered(world, world->rank, other->uid, &own) && own < open->seq;
-    dtr__recording_free(r);
-    return opposite;
+    uint64_t uid = 0, seq = 0, own = 0;
+    return dtr__peer_inside(world, world_rank, &uid, &seq) && uid != g->uid &&
+           dtr__peer_entered(world, world->rank, uid, 0, &own) && own < seq;
 }
 
 static void add_doing(const dtr_group *g, int world_rank, char *text, size_t cap) {
@@ -104,10 +107,22 @@ static void add_doing(const dtr_group *g, int world_rank, char *text, size_t cap
                  : "");
 }
 
-static bool is_absent(const dtr_group *g, int member, const dtr_work *w) {
+static bool is_absent(const dtr_group *g, int member, const dtr_work *w, int64_t issued_ns) {
     uint64_t seq = 0;
-    return member != g->rank && dtr__peer_entered(g->world, g->world_ranks[member], g->uid, &seq) &&
+    return member != g->rank &&
+           dtr__peer_entered(g->world, g->world_ranks[member], g->uid, issued_ns, &seq) &&
            seq < w->seq;
+}
+
+/* When this rank entered the operation: what others did before says nothing. */
+static int64_t issued(const dtr_group *g, const dtr_work *w) {
+    dtr__recording *r = dtr__peer_look(g->world, g->world->rank);
+    int64_t at = 0;
+    for (size_t i = 0; r != NULL && i < r->n_records; i++) {
+        at = r->records[i].number == w->record ? r->records[i].t_issued : at;
+    }
+    dtr__recording_free(r);
+    return at;
 }
 
 const char *dtr__blame(const dtr_group *g, const dtr_work *w, char *text, size_t cap) {
@@ -120,15 +135,15 @@ const char *dtr__blame(const dtr_group *g, const dtr_work *w, char *text, size_t
         return text;
     }
     int absent = 0;
+    int64_t issued_ns = issued(g, w);
     for (int i = 0; i < g->size; i++) {
-        if (is_absent(g, i, w) && absent++ < NAMED) {
+        if (is_absent(g, i, w, issued_ns) && absent++ < NAMED) {
             add_doing(g, g->world_ranks[i], text, cap);
         }
     }
     if (absent > NAMED) {
         size_t at = strlen(text);
-        snprintf(text + at, cap - at, ". %d more ranks of this node have not entered it",
-                 absent - NAMED);
+        snprintf(text + at, cap - at, ". %d more ranks have not entered it", absent - NAMED);
     }
     return text;
 }

@@ -7,6 +7,8 @@
 
 /* A rank of this node has ended: called by the watchdog. Breaks every group that it is in. */
 void dtr__rank_ended(dtr_world *world, int world_rank);
+/* The same of a rank of another node, as the control plane tells. */
+void dtr__rank_lost_elsewhere(dtr_world *world, int world_rank, const char *text);
 /* The same of a rank of any node, with the text of whoever saw it. `tell`: tell the other members.
  * This thread's last error stays. */
 void dtr__rank_lost(dtr_world *world, int world_rank, const char *text, bool tell,

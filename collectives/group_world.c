@@ -152,7 +152,8 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr__rec_names(world, kind_name, DTR__K_COUNT, op_name, DTR_PREMUL_SUM + 1);
     dtr__group_list(own);
     dtr__rec_phase(world, DTR__PHASE_RUNNING);
-    s = dtr__agree_status(world, world->comm, dtr__watchdog_start(world, dtr__rank_ended),
+    s = dtr__agree_status(world, world->comm,
+                          dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_lost_elsewhere),
                           "world creation");
     if (s < 0) {
         close_all(world, true);
@@ -211,7 +212,14 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
     if (mpi_alive) {
         s = drain_all(world);
         dtr__notices_look(world);
-        s = dtr__ranks_dead(world) > 0 ? s : meet_to_end(world, s);
+        if (dtr__ranks_dead(world) == 0) {
+            dtr_status met = meet_to_end(world, s);
+            if (met >= 0) {
+                dtr__control_ended(world);
+            }
+            /* A death that is found now leaves this rank to end alone, as one found before. */
+            s = met == DTR_ERR_REMOTE && dtr__ranks_dead(world) > 0 ? s : met;
+        }
     }
     close_all(world, mpi_alive);
     return s;

@@ -206,6 +206,15 @@ bool dtr__peer_gone(const dtr_world *world, int local_rank) {
     return has_ended(p) && atomic_load(&p->map->phase) < DTR__PHASE_ENDING;
 }
 
+bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns) {
+    const peer *p = &world->peers->peer[local_rank];
+    if (p->map == NULL) {
+        return true;
+    }
+    int64_t beat = atomic_load(&p->map->beat_ns);
+    return !(p->watched && has_ended(p)) && (beat == 0 || beat > since_ns);
+}
+
 bool dtr__rank_dead(const dtr_world *world, int world_rank) {
     return world->peers != NULL && atomic_load(&world->peers->dead[world_rank]) != 0;
 }
@@ -252,11 +261,17 @@ static const dtr__rec_header *header_of(const dtr_world *world, int world_rank, 
     return p->map;
 }
 
-dtr__recording *dtr__peer_look(const dtr_world *world, int world_rank) {
+enum { GLANCE = 256 };
+
+static dtr__recording *look(const dtr_world *world, int world_rank, bool all) {
     char why[80];
     size_t nbytes = 0;
     const dtr__rec_header *h = header_of(world, world_rank, &nbytes);
-    dtr__recording *r = h != NULL ? dtr__recording_parse(h, nbytes, why, sizeof why) : NULL;
+    if (h == NULL) {
+        return NULL;
+    }
+    dtr__recording *r = all ? dtr__recording_parse(h, nbytes, why, sizeof why)
+                            : dtr__recording_glance(h, nbytes, GLANCE);
     if (r != NULL) {
         uint64_t start = 0;
         r->state = '?';
@@ -266,11 +281,23 @@ dtr__recording *dtr__peer_look(const dtr_world *world, int world_rank) {
     return r;
 }
 
+dtr__recording *dtr__peer_look(const dtr_world *world, int world_rank) {
+    return look(world, world_rank, true);
+}
+
+dtr__recording *dtr__peer_glance(const dtr_world *world, int world_rank) {
+    return look(world, world_rank, false);
+}
+
 const char *dtr__peer_name(const dtr_world *world, int world_rank, char *text, size_t cap) {
     size_t nbytes;
+    uint32_t pid = 0;
+    const char *host = NULL;
     const dtr__rec_header *h = header_of(world, world_rank, &nbytes);
     if (h != NULL) {
         snprintf(text, cap, "rank %d (host %s, pid %u)", world_rank, h->host, h->pid);
+    } else if (dtr__control_where(world, world_rank, &host, &pid)) {
+        snprintf(text, cap, "rank %d (host %s, pid %u)", world_rank, host, pid);
     } else {
         snprintf(text, cap, "rank %d", world_rank);
     }
@@ -279,27 +306,54 @@ const char *dtr__peer_name(const dtr_world *world, int world_rank, char *text, s
 
 const char *dtr__peer_doing(const dtr_world *world, int world_rank, char *text, size_t cap) {
     dtr__recording *r = dtr__peer_look(world, world_rank);
+    dtr__digest d;
     text[0] = '\0';
     if (r != NULL) {
         dtr__recording_doing(r, dtr__now_ns(), text, cap);
+    } else if (dtr__control_look(world, world_rank, &d)) {
+        if (dtr__control_old(world, &d)) {
+            snprintf(text, cap, "no report of it has come since %.1f s; the last was: %s",
+                     (double)(dtr__now_ns() - d.seen_ns) * 1e-9, d.doing);
+        } else {
+            snprintf(text, cap, "%s", d.doing);
+        }
     }
     dtr__recording_free(r);
     return text;
 }
 
-bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t *seq) {
+bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, int64_t since_ns,
+                       uint64_t *seq) {
     dtr__recording *r = dtr__peer_look(world, world_rank);
     const dtr__rec_group *g = r != NULL ? dtr__recording_group_uid(r, group_uid) : NULL;
-    bool known = g != NULL;
+    dtr__digest d;
     *seq = 0;
-    for (size_t i = 0; known && i < r->n_records; i++) {
-        if (r->records[i].group == atomic_load(&g->id) && r->records[i].seq > *seq) {
-            *seq = r->records[i].seq;
+    bool known = g != NULL && dtr__recording_entered(r, g, seq);
+    if (r == NULL && dtr__control_look(world, world_rank, &d) &&
+        (d.seen_ns > since_ns || dtr__control_old(world, &d))) {
+        for (uint32_t i = 0; i < d.n_groups && !known; i++) {
+            known = d.group[i].uid == group_uid;
+            *seq = known ? d.group[i].seq : 0;
         }
     }
-    /* No record of the group in a ring that has gone round says nothing. */
-    known = known &&
-            (*seq != 0 || (r->n_records > 0 && r->records[0].number == 1) || r->n_records == 0);
+    dtr__recording_free(r);
+    return known;
+}
+
+bool dtr__peer_inside(const dtr_world *world, int world_rank, uint64_t *group_uid, uint64_t *seq) {
+    dtr__recording *r = dtr__peer_look(world, world_rank);
+    const dtr__record *open = r != NULL ? dtr__recording_open(r) : NULL;
+    const dtr__rec_group *g = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+    dtr__digest d;
+    bool known = g != NULL && open->seq != 0;
+    if (known) {
+        *group_uid = g->uid;
+        *seq = open->seq;
+    } else if (r == NULL && dtr__control_look(world, world_rank, &d)) {
+        known = d.open_seq != 0;
+        *group_uid = d.open_uid;
+        *seq = d.open_seq;
+    }
     dtr__recording_free(r);
     return known;
 }

@@ -1,8 +1,10 @@
-/* The other ranks of this node, as seen without their help: their recordings, mapped at world
- * creation, and their processes. Works while a peer hangs, is stopped or is dead. */
+/* The other ranks as seen without their help: of this node by their recordings, mapped at world
+ * creation, and their processes; of other nodes by what the control plane reports. Works while a
+ * peer hangs, is stopped or is dead. */
 #ifndef DTR_RT_PEERS_H
 #define DTR_RT_PEERS_H
 
+#include "rt_control.h"
 #include "rt_recording.h"
 
 /* Collective over the node. A peer that cannot be seen (another pid namespace, no /proc) is only
@@ -13,14 +15,22 @@ void dtr__peers_close(dtr_world *world);
 /* A copy of what the rank has recorded, the caller frees it; NULL: on another node, or not to be
  * seen. `alive` says whether its process runs. */
 dtr__recording *dtr__peer_look(const dtr_world *world, int world_rank);
+/* The same with its newest records only. */
+dtr__recording *dtr__peer_glance(const dtr_world *world, int world_rank);
 /* What the rank is doing or did last, in words: "it is outside the library since 2.1 s; its last
  * finished operation is ..., called at train.c:15"; "" when it cannot be seen. */
 const char *dtr__peer_doing(const dtr_world *world, int world_rank, char *text, size_t cap);
 /* "rank 2 (host a, pid 17)"; without host and pid when it cannot be seen. */
 const char *dtr__peer_name(const dtr_world *world, int world_rank, char *text, size_t cap);
 /* Newest collective number of the group with this uid that the rank has entered; false when it
- * cannot be seen, or its recording is too short to say. */
-bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t *seq);
+ * cannot be seen, its recording is too short to say, or the newest report of its node is older than
+ * `since_ns` although others keep coming. */
+bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, int64_t since_ns,
+                       uint64_t *seq);
+/* Group and number of the collective that the rank is inside; false: none, or not known. */
+bool dtr__peer_inside(const dtr_world *world, int world_rank, uint64_t *group_uid, uint64_t *seq);
+/* The watchdog of a local rank has moved since then, or cannot be seen. */
+bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns);
 
 /* A rank of the world is known to have died, or to have ended without dtr_world_destroy. */
 bool dtr__rank_dead(const dtr_world *world, int world_rank);
@@ -31,8 +41,10 @@ int dtr__ranks_dead(const dtr_world *world);                         /* how many
 
 /* ---- the watchdog thread (rt_watchdog.c): beats, and sees peers end ---- */
 
-/* `died` is called on that thread, once per rank of this node. It must not block. */
-dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *world, int world_rank));
+/* On that thread `died` is called once per rank of this node, `lost` for ranks of others. They must
+ * not block. */
+dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *world, int world_rank),
+                               dtr__control_lost lost);
 void dtr__watchdog_stop(dtr_world *world); /* joins; nothing happens where there is none */
 
 /* For the watchdog: a descriptor that becomes readable when the local rank's process ends, -1:

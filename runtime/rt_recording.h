@@ -99,11 +99,16 @@ typedef struct dtr__recording {
 /* Copies what an image of `nbytes` holds; the image may change meanwhile. NULL, and why, when it is
  * no recording, of another version, or cut off in its header. */
 dtr__recording *dtr__recording_parse(const void *image, size_t nbytes, char *why, size_t cap);
+/* The same with the newest `most` records only, which costs little; NULL: not to be read. */
+dtr__recording *dtr__recording_glance(const void *image, size_t nbytes, size_t most);
 dtr__recording *dtr__recording_load(const char *path, char *why, size_t cap);
 void dtr__recording_free(dtr__recording *r);
 
 const dtr__rec_group *dtr__recording_group(const dtr__recording *r, uint32_t id);
 const dtr__rec_group *dtr__recording_group_uid(const dtr__recording *r, uint64_t uid);
+/* Newest collective number of the group that the rank has entered; false: the recording is too
+ * short to say. */
+bool dtr__recording_entered(const dtr__recording *r, const dtr__rec_group *g, uint64_t *seq);
 /* World rank of a member, -1: not known. */
 int dtr__recording_member(const dtr__recording *r, const dtr__rec_group *g, int group_rank);
 /* "allreduce #17 f32 x 1024 sum 'grad.3' group 'world'" */

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "rt_control.h"
 #include "rt_internal.h"
 #include "rt_peers.h"
 
@@ -14,9 +15,10 @@ struct dtr__watchdog {
     int wake; /* eventfd: readable once the watchdog has to stop */
     _Atomic bool stop;
     int n;             /* entries of fd */
-    struct pollfd *fd; /* [0] wake, then one per local rank, -1: none; the thread's */
+    struct pollfd *fd; /* [0] wake, one per local rank, the control plane; -1: none; the thread's */
     bool *reported;    /* [local size]; the thread's */
     void (*died)(dtr_world *world, int world_rank);
+    dtr__control_lost lost;
 };
 
 static void look_at_peers(dtr_world *world, struct dtr__watchdog *d) {
@@ -29,6 +31,7 @@ static void look_at_peers(dtr_world *world, struct dtr__watchdog *d) {
             d->reported[i] = true;
             p->fd = -1;
             d->died(world, world->local_world[i]);
+            dtr__control_tell_death(world, world->local_world[i]);
         } else if (p->revents != 0) {
             p->fd = -1; /* ended in order: would wake us for ever */
         }
@@ -43,6 +46,7 @@ static void *thread_main(void *arg) {
     while (!atomic_load(&d->stop)) {
         atomic_store_explicit(&h->beat_ns, dtr__now_ns(), memory_order_release);
         look_at_peers(world, d);
+        dtr__control_round(world, d->lost);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
     return NULL;
@@ -66,8 +70,8 @@ static struct dtr__watchdog *prepare(const dtr_world *world) {
         return NULL;
     }
     d->wake = eventfd(0, EFD_CLOEXEC);
-    d->n = world->local_size + 1;
-    d->fd = calloc(n + 1, sizeof *d->fd);
+    d->n = world->local_size + 2;
+    d->fd = calloc(n + 2, sizeof *d->fd);
     d->reported = calloc(n, sizeof *d->reported);
     if (d->wake < 0 || d->fd == NULL || d->reported == NULL) {
         destroy(d);
@@ -77,14 +81,17 @@ static struct dtr__watchdog *prepare(const dtr_world *world) {
     for (int i = 0; i < world->local_size; i++) {
         d->fd[1 + i] = (struct pollfd){ .fd = dtr__peer_fd(world, i), .events = POLLIN };
     }
+    d->fd[1 + n] = (struct pollfd){ .fd = dtr__control_fd(world), .events = POLLIN };
     return d;
 }
 
-dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *, int)) {
+dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *, int),
+                               dtr__control_lost lost) {
     dtr__error_context ctx = { .world = world };
     struct dtr__watchdog *d = prepare(world);
     DTR_REQUIRE(d != NULL, &ctx, DTR_ERR_NOMEM, "no memory or descriptor for the watchdog");
     d->died = died;
+    d->lost = lost;
     world->watchdog = d;
     sigset_t all, before; /* signals belong to the program's own threads */
     sigfillset(&all);
@@ -110,6 +117,7 @@ void dtr__watchdog_stop(dtr_world *world) {
         while (write(d->wake, &one, sizeof one) < 0 && errno == EINTR) {
         }
         pthread_join(d->thread, NULL);
+        dtr__control_leave(world);
         destroy(d);
         world->watchdog = NULL;
     }

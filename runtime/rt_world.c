@@ -9,6 +9,7 @@
 
 #include <dtr/version.h>
 
+#include "rt_control.h"
 #include "rt_internal.h"
 #include "rt_late.h"
 #include "rt_peers.h"
@@ -217,6 +218,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr_status s = DTR_OK;
     dtr__progress_close(w);
     dtr__memory_close(w);
+    dtr__control_close(w);
     dtr__cma_close(w);
     dtr__arena_close(w);
     dtr__peers_close(w);
@@ -264,6 +266,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
         DTR_KEEP_FIRST(s, dtr__peers_open(w));
         DTR_KEEP_FIRST(s, dtr__arena_open(w));
         DTR_KEEP_FIRST(s, dtr__cma_open(w));
+        DTR_KEEP_FIRST(s, dtr__control_open(w));
         s = dtr__agree_status(w, w->comm, s, what);
     }
     return s;

@@ -25,6 +25,7 @@ typedef struct dtr__trace dtr__trace;
 typedef struct dtr__memory dtr__memory;
 typedef struct dtr__groups dtr__groups; /* collectives layer */
 
+struct dtr__control;
 struct dtr__peers;
 struct dtr__watchdog;
 struct dtr_world {
@@ -62,6 +63,7 @@ struct dtr_world {
     dtr__memory *memory;            /* live dtr_alloc blocks */
     dtr__recorder *recorder;        /* flight recorder */
     struct dtr__peers *peers;       /* what is known of the other ranks without their help */
+    struct dtr__control *control;   /* NULL where there is one node */
     struct dtr__watchdog *watchdog; /* NULL before the groups are there */
     dtr__progress *progress;        /* never NULL; without a thread it only keeps the list */
     dtr__groups *groups;

@@ -11,8 +11,11 @@
 #include <unistd.h>
 
 #include <dtr/coll.h>
+#include <dtr/group.h>
 #include <dtr/work.h>
 #include <dtr/world.h>
+
+#include "rt_control.h"
 
 enum { WARM = 20, N = 1000 };
 
@@ -246,6 +249,98 @@ static void stopped(void) {
     }
 }
 
+/* CP2, CP3, FI4: until another node has reported that the victim is stopped, or its only rank being
+ * stopped can report no more. Ranks of its own node see it by themselves. */
+static bool is_reported(bool stopped, int64_t since_ns) {
+    dtr__digest d;
+    if (world->node_of[victim] == world->node) {
+        return true;
+    }
+    if (!dtr__control_look(world, victim, &d)) {
+        return false;
+    }
+    return stopped ? strstr(d.doing, "stopped") != NULL || dtr__control_old(world, &d)
+                   : d.seen_ns > since_ns;
+}
+
+/* What the others say of a victim on another node, once it has been reported. */
+static void await_far(bool stopped) {
+    dtr_work *w = NULL;
+    char name[32];
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32);
+    (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
+    const int64_t since_ns = dtr__now_ns();
+    while (!is_reported(stopped, since_ns)) {
+        nap(0.02);
+    }
+    snprintf(name, sizeof name, "told%d", rank);
+    put_file(name);
+    for (int r = 0; r < size; r++) { /* the first time-out ends it for all */
+        snprintf(name, sizeof name, "told%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    note("allreduce", dtr_work_wait(w, 0.2));
+    (void)dtr_work_release(w);
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+}
+
+static void far_absent(void) {
+    if (rank == victim) {
+        await_file("done0");
+    } else {
+        await_far(false);
+    }
+}
+
+static void far_stopped(void) {
+    dtr__digest d;
+    /* It stops after it has been reported to have ended its last operation. */
+    while (
+        world->node_of[victim] != world->node &&
+        !(dtr__control_look(world, victim, &d) && strstr(d.doing, "operation is allreduce #20"))) {
+        nap(0.02);
+    }
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGSTOP);
+        return;
+    }
+    await_far(true);
+    for (int r = 0; r < size && rank == 0; r++) {
+        char name[32];
+        snprintf(name, sizeof name, "done%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    if (rank == 0) {
+        wake_victim();
+    }
+}
+
+/* FI4, FI25: all ranks of the victim's node at once. */
+static void killed_node(void) {
+    go_ahead();
+    if (world->node_of[rank] == world->node_of[victim]) {
+        nap(0.1);
+        raise(SIGKILL);
+    }
+    note("allreduce", allreduce("grad.3", 0));
+}
+
+/* FI17 */
+static void aborted(void) {
+    go_ahead();
+    if (rank == victim) {
+        note("abort", dtr_group_abort(group, "the loss is not a number"));
+    }
+    note("allreduce", allreduce("grad.3", 0));
+}
+
 /* FI14: a receive that nobody sends to. */
 static void no_partner(void) {
     if (rank == 0) {
@@ -295,6 +390,10 @@ static const struct {
               { "other_group", other_group },
               { "creation", creation },
               { "stopped", stopped },
+              { "far_absent", far_absent },
+              { "far_stopped", far_stopped },
+              { "killed_node", killed_node },
+              { "aborted", aborted },
               { "no_partner", no_partner },
               { "refused", refused },
               { "opposite", opposite } };

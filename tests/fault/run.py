@@ -1,6 +1,8 @@
 """Runs one fault and judges what the surviving ranks wrote and what dtr-doctor says.
 
-run.py MPIEXEC PROGRAM DOCTOR FOLDER CASE RANKS [BACKEND]
+run.py MPIEXEC PROGRAM DOCTOR FOLDER CASE RANKS [BACKEND [NODE_RANKS [BED]]]
+
+NODE_RANKS: so many ranks are a node; 0: hosts are nodes. BED: scripts/testbed/run, to make a host of every node.
 
 Exit 0: as it must be. No check looks at how long anything took; the outer limit is CTest's.
 """
@@ -11,13 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
-mpiexec, program, doctor, base, case, ranks, backend = (sys.argv[1:] + ["auto"])[:7]
-ranks = int(ranks)
+arguments = sys.argv[1:] + ["auto", "0", ""][len(sys.argv) - 7:]
+mpiexec, program, doctor, base, case, ranks, backend, node_ranks, bed = arguments
+ranks, node_ranks = int(ranks), int(node_ranks)
 victim = 2 if ranks > 2 else 1
 others = [r for r in range(ranks) if r != victim]
 problems = []
-folder = os.path.join(base, "%s-%d-%s" % (case, ranks, backend))
+folder = os.path.join(base, "%s-%d-%s-%d%s" % (case, ranks, backend, node_ranks, "-bed" if bed else ""))
 recordings = os.path.join(folder, "recordings")
 
 
@@ -34,9 +38,41 @@ def launch():
     version = subprocess.run([mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
     # A rank's death must not be the launcher's reason to end the others.
     go_on = ["--enable-recovery"] if b"Open MPI" in version or b"OpenRTE" in version else ["-disable-auto-cleanup"]
-    done = subprocess.run([mpiexec] + go_on + ["-n", str(ranks), program, case, folder], env=env,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    start = [mpiexec] + go_on + ["-n", str(ranks)]
+    if bed:
+        each = str(node_ranks)
+        start = [bed, "--hosts", str(ranks // node_ranks), "--ranks", each, "--", "--enable-recovery"]
+    elif node_ranks > 0:
+        env["DTR_NODE_RANKS"] = str(node_ranks)
+    if bed:
+        return launch_bed(start + [program, case, folder], env)
+    done = subprocess.run(start + [program, case, folder], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.stdout.decode(errors="replace")
+
+
+def launch_bed(command, env):
+    """With a rank killed on another host the launcher never ends, so it is ended when the ranks have."""
+    with open(os.path.join(folder, "output"), "w+") as out:
+        bed_process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        while bed_process.poll() is None and not all("destroy" in lines(r) for r in survivors()):
+            time.sleep(0.05)
+        bed_process.terminate()
+        status = bed_process.wait()
+        out.seek(0)
+        text = out.read()
+    if status == 77:
+        print(text)
+        sys.exit(77)
+    return text
+
+
+def survivors():
+    dead = {"killed": [victim], "killed_node": victims_node()}.get(case, [])
+    return [r for r in range(ranks) if r not in dead]
+
+
+def victims_node():
+    return [r for r in range(ranks) if r // node_ranks == victim // node_ranks]
 
 
 def lines(rank):
@@ -144,11 +180,51 @@ def kind():
               r"(allreduce|broadcast) #21 .*at fault\.c:\d+")
 
 
+def far_killed():
+    """Nobody is left on the victim's node to say more than what it had reported."""
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_REMOTE",
+               r"rank %d \(host \S+, pid \d+\) died or ended without dtr_world_destroy: its connection has ended" % victim)
+        expect(r, "destroy", "DTR_OK")
+
+
+def killed_node():
+    named = "|".join(map(str, victims_node()))
+    for r in survivors():
+        expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank (%s) \(host \S+, pid \d+\) died" % named)
+        expect(r, "destroy", "DTR_OK")
+
+
+def far_absent():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_TIMEOUT",
+               r"rank %d \(host \S+, pid \d+\): (no report .*)?it is outside the library since [0-9.]+ s; its last finished "
+               r"operation is allreduce #20 f32 x 1000 max 'warm' group 'world', called at fault\.c:\d+ "
+               r"\(alive but not progressing since [0-9.]+ s, last at fault\.c:\d+\)" % victim)
+
+
+def far_stopped():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_TIMEOUT",
+               r"rank %d \(host \S+, pid \d+\): (no report of it has come since [0-9.]+ s; .*|.*and stopped \(SIGSTOP\).*)"
+               r"alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
+
+
+def aborted():
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_ERR_ABORTED", "the loss is not a number")
+
+
 def killed():
+    if node_ranks == 1:
+        far_killed()
+        return
     for r in others:
         expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 .*'warm'.*"
                r"called at fault\.c:\d+" % victim)
         expect(r, "destroy", "DTR_OK")
+    if bed:
+        return  # whether a process of another host runs cannot be seen from here
     diagnosis(r"rank %d \(host \S+, pid \d+\) died .*allreduce #20 .*'warm'.*called at fault\.c" % victim)
 
 

@@ -1,0 +1,243 @@
+/* The control plane of a world: its sockets, its boards and what everybody must know of everybody,
+ * made at world creation; and what any thread may ask it. */
+#include "rt_control.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "rt_control_parts.h"
+
+/* ---- opening ---- */
+
+static uint64_t mix(uint64_t h, const void *data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) {
+        h = (h ^ ((const unsigned char *)data)[i]) * UINT64_C(1099511628211);
+    }
+    return h;
+}
+
+static uint64_t own_machine(const dtr_world *world) {
+    struct stat st;
+    uint64_t h = mix(UINT64_C(14695981039346656037), world->host, strlen(world->host));
+    if (stat("/proc/self/ns/net", &st) == 0) {
+        h = mix(mix(h, &st.st_ino, sizeof st.st_ino), &st.st_dev, sizeof st.st_dev);
+    }
+    return h;
+}
+
+/* Local: the sockets and what this rank offers. Without sockets the port is 0, and `why` says so.
+ */
+static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, size_t cap) {
+    const char *interface = dtr__opt_text(&world->options, DTR__OPT_CONTROL_INTERFACE);
+    *mine = (offer){ .pid = (uint32_t)getpid(), .machine = own_machine(world) };
+    snprintf(mine->host, sizeof mine->host, "%s", world->host);
+    c->period_ns = (int64_t)dtr__opt_number(&world->options, DTR__OPT_CONTROL_MS) * MS;
+    c->silence_s = dtr__opt_seconds(&world->options, DTR__OPT_NODE_SILENCE);
+    if (c->period_ns == 0) {
+        return;
+    }
+    struct epoll_event e = { .events = EPOLLIN };
+    uint16_t port = 0;
+    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    c->listener = c->epoll >= 0 ? dtr__link_listen(&port) : -1;
+    if (c->listener < 0 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &e) != 0) {
+        snprintf(why, cap, "%s", strerror(errno));
+        return;
+    }
+    mine->n_addresses = (uint16_t)dtr__link_addresses(interface, mine->address, ADDRESSES);
+    mine->port = port;
+}
+
+void dtr__control_close_sockets(dtr__control *c) {
+    const int fds[] = { c->listener, c->epoll };
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    c->listener = c->epoll = -1;
+}
+
+static bool make_tables(const dtr_world *world, dtr__control *c) {
+    size_t n = (size_t)world->size, local = (size_t)world->local_size;
+    c->offer = calloc(n, sizeof *c->offer);
+    c->boards = calloc(local, sizeof *c->boards);
+    c->read = calloc(local, sizeof *c->read);
+    c->node = calloc((size_t)world->node_count, sizeof *c->node);
+    c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
+    c->refused = calloc(2 * n, sizeof *c->refused);
+    c->gone = c->refused != NULL ? c->refused + n : NULL;
+    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->node == NULL ||
+        c->suspect_ns == NULL || c->refused == NULL) {
+        return false;
+    }
+    for (int r = world->size - 1; r >= 0; r--) {
+        c->node[world->node_of[r]].n_ranks++;
+        c->node[world->node_of[r]].lowest = r;
+    }
+    return true;
+}
+
+/* Collective over the node: where all have a board that the others can see, they share them. */
+static int share_boards(dtr_world *world, dtr__control *c) {
+    size_t nbytes = dtr__board_bytes(world->size);
+    uint64_t mine = UINT64_MAX, at[world->local_size];
+    int here = 0;
+    c->board = dtr__arena_usable(world) ? dtr__arena_alloc(world, nbytes, 64) : NULL;
+    if (c->board != NULL && !dtr__arena_find(world, c->board, nbytes, &here, &mine)) {
+        mine = UINT64_MAX;
+    }
+    int code = MPI_Allgather(&mine, 1, MPI_UINT64_T, at, 1, MPI_UINT64_T, world->node_comm);
+    if (code != MPI_SUCCESS) {
+        return code;
+    }
+    for (int i = 0; i < world->local_size; i++) {
+        c->alone |= at[i] == UINT64_MAX;
+    }
+    if (c->alone) {
+        if (c->board != NULL) {
+            dtr__arena_free(world, c->board);
+        }
+        c->board = malloc(nbytes);
+    }
+    for (int i = 0; i < world->local_size && !c->alone; i++) {
+        c->boards[i] = i != world->local_rank ? dtr__arena_at(world, i, at[i]) : NULL;
+    }
+    if (c->board != NULL) {
+        dtr__board_init(c->board, world->size);
+    }
+    return MPI_Barrier(world->node_comm); /* nobody reads a board that is not initialised */
+}
+
+/* Everybody learns where everybody is, and the key by which they know each other. */
+static int exchange(dtr_world *world, dtr__control *c, const offer *mine) {
+    const int nbytes = (int)sizeof *mine;
+    if (getrandom(c->key, sizeof c->key, GRND_NONBLOCK) != (ssize_t)sizeof c->key) {
+        c->key[0] = world->job_id;
+        c->key[1] = (uint64_t)dtr__now_ns();
+    }
+    int code = MPI_Bcast(c->key, 2, MPI_UINT64_T, 0, world->comm);
+    if (code == MPI_SUCCESS) {
+        code = MPI_Allgather(mine, nbytes, MPI_BYTE, c->offer, nbytes, MPI_BYTE, world->comm);
+    }
+    return code == MPI_SUCCESS ? share_boards(world, c) : code;
+}
+
+/* One rank without sockets, or with the switch off, means none for all: half a plane would take
+ * silence for health. */
+static void judge(dtr_world *world, dtr__control *c, const char *why) {
+    for (int r = 0; r < world->size; r++) {
+        c->offer[r].host[sizeof c->offer[r].host - 1] = '\0';
+        if (c->offer[r].port == 0 && c->epoll >= 0) {
+            dtr__control_close_sockets(c);
+        }
+    }
+    if (why[0] != '\0') {
+        DTR_WARN(world,
+                 "no control plane between the nodes: its socket cannot be made: %s. What ranks of "
+                 "other nodes do, and that a whole node has died, is not seen",
+                 why);
+    }
+}
+
+dtr_status dtr__control_open(dtr_world *world) {
+    dtr__error_context ctx = { .world = world };
+    if (world->node_count == 1) {
+        return DTR_OK;
+    }
+    char why[128] = "";
+    offer mine = { 0 };
+    dtr__control *c = calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->epoll = c->listener = -1;
+        world->control = c;
+        prepare(world, c, &mine, why, sizeof why);
+    }
+    dtr_status s = c == NULL || !make_tables(world, c)
+                       ? DTR_FAIL(&ctx, DTR_ERR_NOMEM,
+                                  "no memory for the control plane of %d ranks", world->size)
+                       : DTR_OK;
+    DTR_TRY(dtr__agree_status(world, world->comm, s, "world creation"));
+    int code = exchange(world, c, &mine);
+    if (code != MPI_SUCCESS) {
+        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    DTR_REQUIRE(c->board != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
+                world->size);
+    judge(world, c, why);
+    c->opened_ns = dtr__now_ns();
+    return DTR_OK;
+}
+
+void dtr__control_free_links(dtr__control *c) {
+    while (c->links != NULL) {
+        dtr__link *next = c->links->next;
+        dtr__link_free(c->links);
+        c->links = next;
+    }
+}
+
+void dtr__control_close(dtr_world *world) {
+    dtr__control *c = world->control;
+    if (c == NULL) {
+        return;
+    }
+    dtr__control_free_links(c);
+    dtr__control_close_sockets(c);
+    if (c->alone) {
+        free(c->board);
+    } else if (c->board != NULL) {
+        dtr__arena_free(world, c->board);
+    }
+    free(c->offer);
+    free((void *)c->boards);
+    free(c->read);
+    free(c->node);
+    free(c->suspect_ns);
+    free(c->refused);
+    free(c);
+    world->control = NULL;
+}
+
+/* ---- any thread ---- */
+
+void dtr__control_ended(dtr_world *world) {
+    if (world->control != NULL) {
+        atomic_store(&world->control->ended, true);
+    }
+}
+
+bool dtr__control_look(const dtr_world *world, int world_rank, dtr__digest *out) {
+    const dtr__control *c = world->control;
+    dtr__digest d;
+    bool found = false;
+    for (int i = 0; c != NULL && i < world->local_size; i++) {
+        const dtr__board *b = i == world->local_rank ? c->board : c->boards[i];
+        if (b != NULL && dtr__board_get(b, world_rank, &d) &&
+            (!found || d.seen_ns > out->seen_ns)) {
+            *out = d;
+            found = true;
+        }
+    }
+    return found;
+}
+
+bool dtr__control_old(const dtr_world *world, const dtr__digest *d) {
+    return dtr__now_ns() - d->seen_ns > 2 * dtr__control_silent_ns(world->control);
+}
+
+bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid) {
+    const dtr__control *c = world->control;
+    if (c == NULL) {
+        return false;
+    }
+    *host = c->offer[world_rank].host;
+    *pid = c->offer[world_rank].pid;
+    return true;
+}

@@ -1,0 +1,61 @@
+/* The control plane between nodes: what the ranks of other nodes do, and that they have died, over
+ * TCP between one acting rank of each node and the others. Lives on the watchdog threads and calls
+ * no MPI after world creation. docs/internals.md tells how. */
+#ifndef DTR_RT_CONTROL_H
+#define DTR_RT_CONTROL_H
+
+#include "rt_world.h"
+
+enum { DTR__DIGEST_GROUPS = 12, DTR__DIGEST_TEXT = 720, DTR__DEATH_TEXT = 1100 };
+
+/* What a rank does, as its node has reported it. Sent as it is: no pointers, whole words. */
+typedef struct dtr__digest {
+    int64_t seen_ns; /* when it came, on this host's clock */
+    int32_t rank;    /* of the world */
+    uint32_t n_groups;
+    uint64_t open_uid, open_seq; /* group and number of what it is inside; 0: nothing */
+    struct {
+        uint64_t uid, seq; /* newest collective entered */
+    } group[DTR__DIGEST_GROUPS];
+    char doing[DTR__DIGEST_TEXT]; /* as dtr__recording_doing says it */
+} dtr__digest;
+_Static_assert(sizeof(dtr__digest) % sizeof(uint64_t) == 0, "kept word by word");
+
+typedef struct dtr__control dtr__control;
+/* `died` is told of ranks of other nodes, on the watchdog thread; it must not block. */
+typedef void (*dtr__control_lost)(dtr_world *world, int world_rank, const char *text);
+
+/* Collective over the world. Where there is one node, DTR_CONTROL_MS is 0 anywhere or no socket can
+ * be made (one warning), the world does without. Only MPI and memory can fail. */
+dtr_status dtr__control_open(dtr_world *world);
+void dtr__control_close(dtr_world *world);
+
+/* ---- the watchdog's; each does nothing where the world does without ---- */
+int dtr__control_fd(const dtr_world *world); /* readable when there is something to do; -1: none */
+void dtr__control_round(dtr_world *world, dtr__control_lost lost);
+void dtr__control_tell_death(dtr_world *world, int world_rank); /* of this node */
+void dtr__control_leave(dtr_world *world); /* the thread has ended: say goodbye */
+
+/* ---- any thread ---- */
+void dtr__control_ended(dtr_world *world); /* all ranks have agreed to end: silence is no death */
+/* The newest report of a rank of another node; false: none. */
+bool dtr__control_look(const dtr_world *world, int world_rank, dtr__digest *out);
+bool dtr__control_old(const dtr_world *world, const dtr__digest *d); /* newer ones are missing */
+/* Host and process of any rank; false: not known. */
+bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid);
+
+/* ---- what a report is made from and kept in (rt_digest.c) ---- */
+/* False where the rank, of this node, cannot be seen. */
+bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d);
+
+/* One per rank of a node, in memory that the node shares: written by its owner only. */
+typedef struct dtr__board dtr__board;
+size_t dtr__board_bytes(int n_ranks);
+void dtr__board_init(dtr__board *b, int n_ranks);
+void dtr__board_put(dtr__board *b, int world_rank, const dtr__digest *d);
+bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d);
+void dtr__board_put_death(dtr__board *b, int world_rank, const char *text); /* the first counts */
+const char *dtr__board_death(const dtr__board *b, int world_rank);          /* NULL: none */
+uint32_t dtr__board_deaths(const dtr__board *b);                            /* how many */
+
+#endif /* DTR_RT_CONTROL_H */

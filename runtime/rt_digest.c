@@ -1,0 +1,117 @@
+/* Reports of what ranks do: making them from the recordings of this node's ranks, and the boards on
+ * which those of other nodes are kept. A board has one writer, its owner's watchdog thread;
+ * readers, in all processes of the node, take no lock and wait for nobody. */
+#include <stdio.h>
+#include <string.h>
+
+#include "rt_control.h"
+#include "rt_peers.h"
+
+enum { WORDS = sizeof(dtr__digest) / sizeof(uint64_t), TRIES = 4 };
+
+typedef struct entry {
+    _Atomic uint64_t version; /* odd while the words change, 0 before the first report */
+    _Atomic uint64_t word[WORDS];
+    _Atomic uint32_t dead; /* 1: `death` is complete and stays */
+    char death[DTR__DEATH_TEXT];
+} entry;
+
+struct dtr__board {
+    _Atomic uint32_t deaths;
+    entry entry[]; /* by world rank */
+};
+
+size_t dtr__board_bytes(int n_ranks) {
+    return sizeof(dtr__board) + sizeof(entry) * (size_t)n_ranks;
+}
+
+void dtr__board_init(dtr__board *b, int n_ranks) {
+    atomic_store(&b->deaths, 0);
+    for (int i = 0; i < n_ranks; i++) {
+        atomic_store(&b->entry[i].version, 0);
+        atomic_store(&b->entry[i].dead, 0);
+    }
+}
+
+void dtr__board_put(dtr__board *b, int world_rank, const dtr__digest *d) {
+    entry *e = &b->entry[world_rank];
+    uint64_t version = atomic_load_explicit(&e->version, memory_order_relaxed);
+    atomic_store(&e->version, version + 1);
+    for (size_t i = 0; i < WORDS; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)d + i * sizeof word, sizeof word);
+        atomic_store_explicit(&e->word[i], word, memory_order_release);
+    }
+    atomic_store(&e->version, version + 2);
+}
+
+/* A writer that was stopped in the middle leaves the entry odd: then there is no report here. */
+bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
+    const entry *e = &b->entry[world_rank];
+    for (int t = 0; t < TRIES; t++) {
+        uint64_t version = atomic_load(&e->version);
+        if (version == 0) {
+            return false;
+        }
+        for (size_t i = 0; i < WORDS; i++) {
+            uint64_t word = atomic_load_explicit(&e->word[i], memory_order_acquire);
+            memcpy((char *)d + i * sizeof word, &word, sizeof word);
+        }
+        if (version % 2 == 0 && atomic_load(&e->version) == version) {
+            d->doing[sizeof d->doing - 1] = '\0';
+            return true;
+        }
+    }
+    return false;
+}
+
+void dtr__board_put_death(dtr__board *b, int world_rank, const char *text) {
+    entry *e = &b->entry[world_rank];
+    if (atomic_load(&e->dead) == 0) {
+        snprintf(e->death, sizeof e->death, "%s", text);
+        atomic_store(&e->dead, 1);
+        atomic_fetch_add(&b->deaths, 1);
+    }
+}
+
+const char *dtr__board_death(const dtr__board *b, int world_rank) {
+    const entry *e = &b->entry[world_rank];
+    return atomic_load(&e->dead) != 0 ? e->death : NULL;
+}
+
+uint32_t dtr__board_deaths(const dtr__board *b) {
+    return atomic_load(&b->deaths);
+}
+
+/* ---- making ---- */
+
+/* The newest groups are looked at first: the oldest is the world's, which has a place kept. */
+static void add_groups(const dtr__recording *r, dtr__digest *d) {
+    for (size_t k = 0; k < r->n_groups && d->n_groups < DTR__DIGEST_GROUPS; k++) {
+        const dtr__rec_group *g = &r->groups[k == 0 ? 0 : r->n_groups - k];
+        uint64_t seq = 0;
+        if (g->gone == 0 && dtr__recording_entered(r, g, &seq)) {
+            d->group[d->n_groups].uid = g->uid;
+            d->group[d->n_groups++].seq = seq;
+        }
+    }
+}
+
+bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
+    dtr__recording *r = dtr__peer_glance(world, world_rank);
+    memset(d, 0, sizeof *d);
+    d->rank = world_rank;
+    if (r == NULL) {
+        return false;
+    }
+    const dtr__record *open = dtr__recording_open(r);
+    const dtr__rec_group *inside = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+    if (inside != NULL && open->seq != 0) {
+        d->open_uid = inside->uid;
+        d->open_seq = open->seq;
+    }
+    add_groups(r, d);
+    dtr__recording_doing(r, dtr__now_ns(), d->doing, sizeof d->doing);
+    dtr__recording_free(r);
+    return true;
+}

@@ -1,0 +1,80 @@
+/* Connections of the control plane: bounded messages over non-blocking TCP sockets. Everything here
+ * belongs to the watchdog thread of one world, and to whoever opens and closes the world. */
+#ifndef DTR_RT_LINK_H
+#define DTR_RT_LINK_H
+
+#include <netinet/in.h>
+
+#include "rt_control.h"
+
+typedef enum dtr__wire_kind {
+    DTR__WIRE_HELLO = 1, /* hello: the first message in both directions */
+    DTR__WIRE_BEAT,      /* nothing */
+    DTR__WIRE_DIGEST,    /* dtr__digest */
+    DTR__WIRE_DEATH,     /* death: a rank of the sender's node */
+    DTR__WIRE_LEAVE,     /* uint64_t, a dtr__wire_leave: the sender closes the connection */
+} dtr__wire_kind;
+
+typedef enum dtr__wire_leave {
+    DTR__LEAVE_SWITCH = 1, /* for a connection to another rank of that node */
+    DTR__LEAVE_RANK,       /* its world is destroyed */
+    DTR__LEAVE_WORLD       /* the same, and all ranks have agreed to it */
+} dtr__wire_leave;
+
+/* Eight bytes in front of every message. */
+typedef struct dtr__wire_head {
+    uint32_t nbytes; /* of what follows */
+    uint32_t kind;
+} dtr__wire_head;
+
+typedef struct dtr__wire_hello {
+    uint64_t magic; /* also tells another byte order */
+    uint64_t key[2];
+    int32_t rank;
+    uint32_t version; /* of the library */
+} dtr__wire_hello;
+
+typedef struct dtr__wire_death {
+    int32_t rank, unused;
+    char text[DTR__DEATH_TEXT + 4];
+} dtr__wire_death;
+
+enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
+#define DTR__WIRE_MAGIC UINT64_C(0x3130746e6f436474)
+
+typedef struct dtr__link {
+    struct dtr__link *next; /* in the control plane's list */
+    int fd;                 /* -1: closed, to be freed */
+    int epoll;
+    int rank; /* of the world; -1: it has not said so */
+    bool dialed, connecting, greeted, left, waits_to_write;
+    int failure;                /* errno of the end; 0: closed by the other side */
+    int64_t since_ns, heard_ns; /* made; last message */
+    size_t n_in, n_out, cap_out;
+    char *out; /* what the socket has not taken yet */
+    char in[sizeof(dtr__wire_head) + DTR__WIRE_MOST];
+} dtr__link;
+
+/* `silence_s`: after how long without an answer of its host the kernel gives the connection up. */
+dtr__link *dtr__link_accept(int listener, int epoll, double silence_s);
+dtr__link *dtr__link_dial(struct in_addr address, uint16_t port, int epoll, double silence_s,
+                          int *failure);
+/* The connection of a dialed link is there or has failed. */
+void dtr__link_connected(dtr__link *l);
+/* Queues a message; what cannot be queued is lost, and the next report makes up for it. */
+void dtr__link_send(dtr__link *l, dtr__wire_kind kind, const void *data, size_t nbytes);
+void dtr__link_flush(dtr__link *l);
+/* Reads what is there; calls `take` for each message. Afterwards fd is -1 if that was the end. */
+typedef void (*dtr__link_take)(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
+                               size_t nbytes);
+void dtr__link_read(dtr__link *l, dtr__link_take take, void *arg);
+void dtr__link_close(dtr__link *l, int failure);
+void dtr__link_free(dtr__link *l);
+
+/* A listening socket on any address and port; -1 with errno. */
+int dtr__link_listen(uint16_t *port);
+/* IPv4 addresses of this host's interfaces that are up, without loopback; only that interface if
+ * one is named. Returns how many. */
+int dtr__link_addresses(const char *interface, uint32_t *address, int most);
+
+#endif /* DTR_RT_LINK_H */
