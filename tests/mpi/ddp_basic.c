@@ -219,7 +219,7 @@ START_TEST(repeated_ready) {
 }
 END_TEST
 
-/* ---- T58: ER10, ER11 with each rank as the bad one ---- */
+/* ---- T58: ER10, ER11 (M2, Y2) with each rank as the bad one ---- */
 
 typedef struct fault {
     size_t param;
@@ -285,7 +285,7 @@ START_TEST(missing_and_double) {
 }
 END_TEST
 
-/* Y3, Y7: two bad ranks; the collectives are those of a good step. */
+/* Y3, Y7, I6: two bad ranks; the collectives are those of a good step. */
 START_TEST(two_bad_ranks) {
     synth s = synth_equal(5, 30);
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
@@ -314,7 +314,7 @@ START_TEST(two_bad_ranks) {
 }
 END_TEST
 
-/* M1: indices. */
+/* M1, ER7: indices. */
 START_TEST(bad_indices) {
     synth s = synth_equal(3, 4);
     s.params[0].flags = DTR_PARAM_FROZEN;
@@ -347,7 +347,7 @@ START_TEST(bad_indices) {
 }
 END_TEST
 
-/* ---- T57, ST1: the table of states ---- */
+/* ---- T57, ST1, ER6: the table of states ---- */
 
 enum {
     CALL_FORWARD_BEGIN,

@@ -407,7 +407,7 @@ START_TEST(power_feedback) {
 }
 END_TEST
 
-/* PS4: the same run twice; PS9: 3 + 3 = 6. */
+/* PS4: the same run twice; PS8, PS9: 3 + 3 = 6. */
 START_TEST(power_state) {
     matrices m = matrices_new();
     uint64_t want[8];

@@ -89,7 +89,7 @@ START_TEST(averages) {
 }
 END_TEST
 
-/* D1: one zeroed block, 64-byte offsets; a caller's gradient moves there and back. */
+/* D1, K6: one zeroed block, 64-byte offsets; a caller's gradient moves there and back. */
 START_TEST(places) {
     synth s = synth_new(N, sizes, DTR_F32);
     int64_t n = (int64_t)sizes[4];

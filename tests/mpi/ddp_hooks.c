@@ -60,7 +60,7 @@ START_TEST(constants) {
 }
 END_TEST
 
-/* ---- what a hook sees, and the order it is called in ---- */
+/* ---- what a hook sees (M6), and the order it is called in (M7) ---- */
 
 typedef struct seen {
     size_t calls, next, n_buckets, wrong;
@@ -230,7 +230,7 @@ START_TEST(hooks_differ) {
 }
 END_TEST
 
-/* ---- T52, Q4: hooks that fail ---- */
+/* ---- T52, Q4, ER13: hooks that fail ---- */
 
 enum { FAIL_NOTHING, FAIL_COUNT, FAIL_DTYPE, FAIL_STATUS, FAIL_LATE, FAILS };
 typedef struct failing {

@@ -72,7 +72,7 @@ static uint64_t now_in_trace(void) {
     return last;
 }
 
-/* J1, J3, J4, J6. Modes: hook, find_unused, view, by active, static. */
+/* J1, J3, J4, J6, M5. Modes: hook, find_unused, view, by active, static. */
 static void uneven(int mode) {
     synth s = synth_equal(N, SIZE);
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
@@ -161,7 +161,7 @@ START_TEST(no_inputs) {
 }
 END_TEST
 
-/* J5 */
+/* J5, ER9 */
 START_TEST(stop_early) {
     synth s = synth_equal(N, SIZE);
     dtr_ddp *ddp = ddp_new(&s, NULL);

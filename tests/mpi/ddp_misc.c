@@ -88,7 +88,7 @@ START_TEST(flag_is_read_once) {
 }
 END_TEST
 
-/* ---- T67: buffers ---- */
+/* ---- T67, O5: buffers ---- */
 
 enum { BUFFERS = 8 };
 static const dtr_dtype buffer_types[BUFFERS] = { DTR_F32,  DTR_F64, DTR_I64, DTR_F32,
@@ -159,7 +159,7 @@ START_TEST(buffers) {
 }
 END_TEST
 
-/* ---- T66: averaging modes ---- */
+/* ---- T66, H7: averaging modes ---- */
 
 START_TEST(modes) {
     static const size_t sizes[] = { 300, 7, 0, 129, 64 }, limits[] = { 100, 700 };
@@ -210,7 +210,7 @@ START_TEST(modes) {
 }
 END_TEST
 
-/* ---- T74: statistics ---- */
+/* ---- T74: statistics (LG1, LG3, LG4, LG7: every step on the CPU) ---- */
 
 /* A duration that covers from..to and is covered by first..last, to a microsecond. */
 static bool lies(double from, double to, double duration, double first, double last) {
@@ -518,7 +518,8 @@ static void leave_out_rank_1(dtr_group *g, const synth *s, double limit) {
     th_barrier();
 }
 
-/* O19, ER16: a rank that never ends its backward pass; the module fails, the parent group works. */
+/* O19, ER16, FT6: a rank that never ends its backward pass; the module fails, the parent group
+ * works. */
 START_TEST(absent_rank) {
     dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
     go.timeout_s = 50;

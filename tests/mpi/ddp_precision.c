@@ -184,7 +184,7 @@ START_TEST(infinity) {
 }
 END_TEST
 
-/* I15: a NaN is an agreed error that names rank and parameter; the next step works. */
+/* I15, ER14: a NaN is an agreed error that names rank and parameter; the next step works. */
 START_TEST(nan_check) {
     for (int bad = 0; bad < th_size(); bad++) {
         synth s = synth_equal(3, 50);

@@ -57,7 +57,7 @@ static void expect_value(dtr_ddp *ddp, size_t i, float want) {
     }
 }
 
-/* T44: used here, elsewhere, nowhere. */
+/* T44, H2: used here, elsewhere, nowhere. */
 static void here_elsewhere_nowhere(bool view, bool listed, bool is_static) {
     static const unsigned char poison[16] = { 0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5,
                                               0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5 };
@@ -384,7 +384,7 @@ START_TEST(static_rules) {
 }
 END_TEST
 
-/* S5: the set changes on one rank. */
+/* S5, ER12: the set changes on one rank. */
 START_TEST(static_changes) {
     for (int bad = 0; bad < th_size(); bad++) {
         synth s = synth_equal(3, 6);

@@ -20,7 +20,7 @@ static dtr_tensor *vector(dtr_dtype d, int64_t n) {
     return tensor(d, 1, &n);
 }
 
-/* ---- K1-K4: one rank's bad argument is everybody's error ---- */
+/* ---- K1-K4, K8, O1, O10, ER1, ER2, ER4: one rank's bad argument is everybody's error ---- */
 
 enum { N = 3 };
 typedef struct setup {
@@ -210,7 +210,7 @@ START_TEST(refused) {
 }
 END_TEST
 
-/* ---- T65, V1-V4, V8: models and options that differ ---- */
+/* ---- T65, V1-V4, V8, ER5: models and options that differ ---- */
 
 static void other_shape(setup *s) {
     int64_t shape[] = { 2, 2 };

@@ -29,7 +29,8 @@ static bool is_string(const dtr_bytes *b, int r, int i, size_t nbytes) {
 static const size_t sizes[] = { 0, 1, 7, 4096, 300000 };
 enum { SIZES = 5 };
 
-/* OBJ5, OBJ2, OBJ20: every rank's string everywhere, own included; short, long and empty ones. */
+/* OBJ0, OBJ5, OBJ2, OBJ20: every rank's string everywhere, own included; short, long and empty
+ * ones. */
 START_TEST(allgather) {
     int n = th_size();
     dtr_bytes *out = malloc(sizeof(dtr_bytes) * (size_t)n);
@@ -173,7 +174,8 @@ START_TEST(any_source) {
 }
 END_TEST
 
-/* OBJ8, OBJ10, OBJ17, OBJ20 and the rest of the arguments; out stays as it was (OBJ24). */
+/* OBJ8, OBJ10, OBJ17, OBJ20 and the rest of the arguments; out stays as it was (OBJ24), an
+ * outsider's too (OBJ6). */
 START_TEST(bad_arguments) {
     int n = th_size(), me = th_rank();
     char x = 1;

@@ -262,7 +262,9 @@ static void refused(args *a, const fault *f, const char *with) {
     TH_CHECK(dtr_group_seq(th_group()) == seq, "call %d, %s: the sequence moved", a->k, f->name);
 }
 
-/* HR8, section 5: each fault alone, on all ranks and on one rank only; the group stays usable. */
+/* HR8, section 5 of the catalogue (B1, B2, B5, C5, R1-R5, A1-A6, D1, D2, SC1-SC11, GA1-GA11, P1,
+ * P2): each fault alone, on all ranks and on one rank only; the group stays usable. CHK1, CHK5,
+ * CHK6, CHK14, COL47, ENU15: buffers, dtypes, ranges, devices, flags. */
 START_TEST(single_faults) {
     for (int only_last = 0; only_last < 2; only_last++) {
         memset(in_mem, 0x11, sizeof in_mem);
@@ -338,7 +340,7 @@ START_TEST(one_sided_buffers) {
 }
 END_TEST
 
-/* CHK3, CHK4: no folding of complex and real. */
+/* CHK3, CHK4, X1-X13: no folding of complex and real; both types are named. */
 START_TEST(complex_is_not_real) {
     double x[8] = { 0 }, y[8] = { 0 };
     const dtr_dtype pairs[][2] = {

@@ -1,5 +1,5 @@
-/* Ranks that disagree on an operation (DBG rows, COL32, COA17): on shm always, on mpi at
- * DTR_DEBUG=detail, before any data moves. */
+/* Ranks that disagree on an operation (DBG rows, COL32, COA17, T129): on shm always (DBG1), on mpi
+ * at DTR_DEBUG=detail, before any data moves (DBG5, DBG9). DBG12: root and op count. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +166,11 @@ static const struct {
       "the dtype of allreduce",
       "most have f32",
       "f64" },
+    { { ALLREDUCE, 4, DTR_C64, DTR_SUM, 0 }, /* CHK4, T36: no pair of reals */
+      { ALLREDUCE, 4, DTR_F32, DTR_SUM, 0 },
+      "the dtype of allreduce",
+      "most have c64",
+      "f32" },
     { { ALLREDUCE, 4, DTR_F32, DTR_SUM, 0 },
       { ALLREDUCE, 4, DTR_F32, DTR_MAX, 0 },
       "the op of allreduce",
@@ -259,6 +264,7 @@ static void pair(dtr_world *w, const char *backend, what k, const char *word) {
     TH_AGREE();
 }
 
+/* COL8: partitions that differ inside a scope, too. */
 START_TEST(DBG7_COL32_COA17_counts) {
     for (int p = 0; p < PLACES; p++) {
         dtr_world *w = world_at(places[p].level);

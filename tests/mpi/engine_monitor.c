@@ -1,4 +1,4 @@
-/* The monitored barrier (BAR7 to BAR16). */
+/* The monitored barrier (BAR7 to BAR16, T34). */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

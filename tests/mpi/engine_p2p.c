@@ -119,7 +119,8 @@ START_TEST(order) {
 }
 END_TEST
 
-/* P2P10, P2P9: dtype and count of a pair must be equal; the receive buffer stays as it was. */
+/* P2P10, P2P9, DBG8: dtype and count of a pair must be equal; the receive buffer stays as it was.
+ */
 static void pair(dtr_buffer send, dtr_buffer recv, const void *before, size_t nbytes) {
     if (th_rank() == 0) {
         dtr_work *w;

@@ -117,7 +117,7 @@ START_TEST(equal_to_single_calls) {
 }
 END_TEST
 
-/* T90's heart: many small broadcasts; the root's buffers are only read. */
+/* T10; T90's heart: many small broadcasts; the root's buffers are only read. */
 START_TEST(broadcasts) {
     enum { N = 20 };
     int32_t x[N][3];
@@ -147,7 +147,7 @@ static void *call_elsewhere(void *arg) {
     return NULL;
 }
 
-/* COA2, COA3: begin inside, calls from another thread, end without begin. */
+/* COA2, COA3, C3, C4: begin inside, calls from another thread, end without begin. */
 START_TEST(states) {
     int32_t x = 1;
     dtr_status other[3] = { DTR_OK, DTR_OK, DTR_OK };
@@ -219,7 +219,7 @@ START_TEST(works_inside) {
 }
 END_TEST
 
-/* COA13: an empty scope, one rank alone. */
+/* COA13, C1: an empty scope, one rank alone. */
 START_TEST(empty_scope) {
     if (th_rank() == 0) {
         dtr_work *w = NULL;

@@ -42,7 +42,7 @@ START_TEST(handle_or_block) {
 }
 END_TEST
 
-/* WRK1, GRP2: outsiders get DTR_NOT_MEMBER and a NULL handle, also with bad arguments. */
+/* WRK1, GRP2, Y2: outsiders get DTR_NOT_MEMBER and a NULL handle, also with bad arguments. */
 START_TEST(not_a_member) {
     int32_t x = 7;
     dtr_work *w = (dtr_work *)&x;
@@ -414,7 +414,8 @@ static void *abort_soon(void *arg) {
     return NULL;
 }
 
-/* DES12 on this rank: from a second thread while all wait; waiting, pending and later calls agree.
+/* DES12, Y2 on this rank: from a second thread while all wait; waiting, pending and later
+ * calls agree.
  */
 START_TEST(abort_releases_waiters) {
     int32_t x = 1, y = 0;
@@ -494,7 +495,7 @@ START_TEST(unserved_receive) {
 }
 END_TEST
 
-/* DES15: works stay valid after their group is destroyed. */
+/* DES15, Y2: works stay valid after their group is destroyed. */
 START_TEST(works_outlive_groups) {
     dtr_group *g = NULL;
     int32_t x = 1;

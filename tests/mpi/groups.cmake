@@ -14,6 +14,7 @@ target_link_libraries(test_groups_life PRIVATE dtr_static dtr_flags MPI::MPI_C)
 foreach(case library keep too_late too_early debug)
   dtr_add_mpi_run(groups_life_${case} TARGET test_groups_life NPROCS 1 2 3 ARGS ${case})
 endforeach()
+# STO6: no server, port or file name is needed, and those of other launchers are not looked at.
 dtr_add_mpi_run(groups_life_environment TARGET test_groups_life NPROCS 2 ARGS environment ENVIRONMENT
   DTR_TIMEOUT=250 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail MASTER_ADDR=nowhere MASTER_PORT=x RANK=77 WORLD_SIZE=-3 LOCAL_RANK=9)
 add_test(NAME groups_life_alone COMMAND test_groups_life library)

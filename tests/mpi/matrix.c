@@ -290,7 +290,8 @@ static void run_forms(variant v) {
     }
 }
 
-/* T120: reducing calls, every legal pair; illegal ones give DTR_ERR_DTYPE alike on all ranks. */
+/* T120, T23, T36: reducing calls, every legal pair; illegal ones give DTR_ERR_DTYPE alike on all
+ * ranks. */
 START_TEST(every_dtype_and_op) {
     for (size_t d = 0; d < 14; d++) {
         for (size_t o = 0; o < 9; o++) {
@@ -320,7 +321,7 @@ START_TEST(every_dtype_and_op) {
 }
 END_TEST
 
-/* COL1, COL15, COL36: movement takes every dtype. */
+/* COL1, COL15, COL36, T32, T33, T35: movement takes every dtype. */
 START_TEST(every_dtype_moves) {
     for (size_t d = 0; d < 14; d++) {
         variant v = { .d = th_all_dtypes[d], .count = 13, .root = th_size() / 2 };
@@ -334,7 +335,7 @@ START_TEST(every_dtype_moves) {
 }
 END_TEST
 
-START_TEST(every_root) { /* COL1, COL10, COL19, COL22 */
+START_TEST(every_root) { /* COL1, COL10, COL19, COL22, T27 */
     static const kind rooted[] = { BROADCAST, REDUCE, GATHER, GATHERV, SCATTER, SCATTERV };
     for (size_t i = 0; i < sizeof rooted / sizeof rooted[0]; i++) {
         for (int root = 0; root < th_size(); root++) {

@@ -9,7 +9,7 @@ static int W, r;
 static const dtr_dtype dtypes[] = { DTR_I64, DTR_F32, DTR_C128, DTR_BF16 };
 enum { N_DTYPES = 4, SIDES = N_LAYOUTS * N_LAYOUTS * 2 };
 
-/* Every pair of layouts, blocking and not; the dtype goes round. */
+/* Every pair of layouts (COL38), blocking and not; the dtype goes round. */
 typedef struct variant {
     layout in, out;
     bool async;

@@ -60,7 +60,7 @@ static bool untouched(const fixture *x) {
 static const dtr_coll_options no_size = { 0 };
 static const dtr_coll_options flags = { sizeof(dtr_coll_options), 0, NULL, 0, NULL, NULL, 8 };
 
-/* Every row is one bad call; `me` names this rank the root where there is one. */
+/* B5, COL38: every row is one bad call; `me` names this rank the root where there is one. */
 #define ROWS                                                                                  \
     ROW(ARG, "tensor is NULL", dtr_tensor_allreduce(g, NULL, DTR_SUM, NULL, w))               \
     ROW(ARG, "op is 9", dtr_tensor_allreduce(g, a, (dtr_op)9, NULL, w))                       \
@@ -229,8 +229,8 @@ END_TEST
 
 /* ---- broadcast of many tensors ---- */
 
-/* T90: six sequences 0..59 in 5 chunks of 12, types h f32 h f64 h f32 where h is f32 (7 pieces) or
- * f16 (6 pieces), pieces of 256 bytes. */
+/* T90, ddp V6: six sequences 0..59 in 5 chunks of 12, types h f32 h f64 h f32 where h is f32 (7
+ * pieces) or f16 (6 pieces), pieces of 256 bytes. */
 static void coalesced_once(dtr_dtype h, int root, int pieces, bool strided) {
     const dtr_dtype types[6] = { h, DTR_F32, h, DTR_F64, h, DTR_F32 };
     view v[31];

@@ -90,6 +90,7 @@ static void basic_case(int N, int s, int d, bool async, int idle) {
     TH_AGREE();
 }
 
+/* SPA1, SPA2: every row once, ascending; one rank without entries. */
 START_TEST(sparse_basics) {
     for (int N = 1; N <= 2; N++) {
         for (int k = 0; k < 6; k++) {
@@ -102,6 +103,7 @@ START_TEST(sparse_basics) {
 }
 END_TEST
 
+/* SPA2 */
 START_TEST(nothing_anywhere) {
     dtr_tensor *indices = new_tensor(DTR_I64, 1, SHAPE(0)), *oi = NULL, *ov = NULL;
     dtr_tensor *values = new_tensor(DTR_BF16, 3, SHAPE(0, 4, 2));

@@ -50,7 +50,7 @@ static void expect(const dtr_plan_param *params, size_t n, bool reversed, const 
 #define LIMITS(...) \
     ((size_t[]){ __VA_ARGS__ }), (sizeof((size_t[]){ __VA_ARGS__ }) / sizeof(size_t))
 
-/* T80: g1-g5 in the order given. */
+/* T80: g1-g5 in the order given (A2, A3, A8, A9). */
 START_TEST(goldens_in_order) {
     dtr_plan_param g1[] = { f32(100), f32(200), f32(100), f32(50) };
     expect(g1, 4, false, LIMITS(400), 0, "0|1|2|3", "400,400,400,400");
@@ -149,7 +149,7 @@ START_TEST(two_devices) {
 }
 END_TEST
 
-/* T81, T82: explicit plans. */
+/* T81, T82, A11: explicit plans. */
 START_TEST(explicit_plans) {
     dtr_plan_param p[] = { f64(20), f32(40), f32(16) };
     const size_t first[] = { 0 }, rest[] = { 1, 2 }, one[] = { 1 }, mixed[] = { 0, 1 },

@@ -98,7 +98,7 @@ START_TEST(seconds) {
 }
 END_TEST
 
-/* ENV6 */
+/* ENV6, ENU13 */
 START_TEST(debug_levels) {
     ck_assert_int_eq(read_with("DTR_DEBUG", "Detail"), DTR_OK);
     ck_assert_uint_eq(dtr__opt_number(&o, DTR__OPT_DEBUG), 2);
