@@ -1,0 +1,259 @@
+/* Rows of the module layer that no other test shows: ranks that disagree on a step, what is under
+ * way before backward_end, foreign strides, the order of a forward pass, the description. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coll_internal.h"
+#include "ddp_models.h"
+
+static dtr_ddp_options many_buckets(void) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.bucket_cap_bytes = 1;
+    return o;
+}
+
+/* N6, Y8, ER15, ER16: rank 1 keeps step 1 to itself, then all are in sync: its first bucket is that
+ * of step 2, which must not be taken for the others' of step 1. */
+START_TEST(N6_Y8_ER15_sync_flags_differ) {
+    synth s = synth_equal(4, 30);
+    dtr_ddp_options o = many_buckets();
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    synth_good_step(ddp, &s, 0);
+    TH_IS(dtr_ddp_set_sync(ddp, th_rank() != 1), DTR_OK);
+    for (size_t i = 0; i < 4 && th_rank() == 1; i++) {
+        TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+    }
+    TH_IS(th_rank() == 1 ? dtr_ddp_backward_end(ddp, NULL) : DTR_OK, DTR_OK);
+    TH_IS(dtr_ddp_set_sync(ddp, true), DTR_OK);
+    dtr_status s1 = DTR_OK;
+    for (size_t i = 0; i < 4; i++) {
+        synth_write(ddp, &s, i, 1, false);
+        s1 = dtr_ddp_grad_ready(ddp, i, NULL);
+        TH_CHECK(s1 == DTR_OK || s1 == DTR_ERR_MISMATCH, "grad_ready gave %s", dtr_status_name(s1));
+    }
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_MISMATCH);
+    TH_AGREE();
+    /* FAILED: other calls return the same status, and the parent group works. */
+    TH_IS(dtr_ddp_forward_begin(ddp), DTR_ERR_MISMATCH);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_MISMATCH);
+    TH_IS(dtr_ddp_set_sync(ddp, true), DTR_ERR_MISMATCH);
+    dtr_ddp_stats st = stats_of(ddp);
+    TH_CHECK(st.has_error && st.error[0] != '\0', "no error is kept"); /* I12 */
+    TH_AGREE();
+    TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+    synth_free(&s);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* ---- what the recorder says ---- */
+
+enum { MOST = 4096 };
+
+/* Records of this world whose label begins with `label`, since record `after`; kinds go to `kinds`
+ * where that is not NULL. */
+static size_t recorded(uint64_t after, const char *label, uint8_t *kinds) {
+    static dtr__record all[MOST];
+    size_t n = dtr__rec_read(th_world(), all, MOST), found = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (all[i].number > after && strncmp(all[i].label, label, strlen(label)) == 0) {
+            if (kinds != NULL && found < 16) {
+                kinds[found] = all[i].kind;
+            }
+            found++;
+        }
+    }
+    return found;
+}
+
+static uint64_t newest_record(void) {
+    static dtr__record all[MOST];
+    size_t n = dtr__rec_read(th_world(), all, MOST);
+    return n > 0 ? all[n - 1].number : 0;
+}
+
+/* Every gradient but that of parameter `unused`, in the order of the plan; buckets under way before
+ * backward_end. */
+static size_t launched(dtr_ddp *ddp, const synth *s, int step, size_t unused) {
+    uint64_t before = newest_record();
+    for (size_t i = s->n; i-- > 0;) {
+        if (i != unused) {
+            synth_write(ddp, s, i, step, false);
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+    }
+    size_t n = recorded(before, "ddp", NULL);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    TH_AGREE();
+    return n;
+}
+
+/* A0, CF3: the first step launches as gradients come, all but the last bucket, which carries the
+ * verdict. U11: a list keeps that; inference holds back
+ * the bucket of what is unused and all later ones. S2: a static graph launches from step 2 on. */
+START_TEST(A0_CF3_U11_S2_launches) {
+    enum { N = 6 };
+    dtr_ddp_options o = many_buckets();
+    synth s = synth_equal(N, 30);
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    size_t n = launched(ddp, &s, 0, N);
+    TH_CHECK(n == N - 1, "%zu of %d buckets in the first step", n, N);
+    TH_OK(dtr_ddp_destroy(ddp));
+    o.find_unused = true;
+    ddp = ddp_new(&s, &o);
+    for (int step = 0; step < 4; step++) {
+        const size_t unused = 2; /* its bucket is the fourth */
+        bool listed = step % 2 == 1;
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        TH_IS(dtr_ddp_forward_end(ddp, listed ? &unused : NULL, listed), DTR_OK);
+        n = launched(ddp, &s, step, unused);
+        TH_CHECK(n == (listed ? N - 1 : N - 3), "step %d: %zu buckets", step, n);
+    }
+    TH_OK(dtr_ddp_destroy(ddp));
+    o.find_unused = false;
+    o.static_graph = true;
+    ddp = ddp_new(&s, &o);
+    for (int step = 0; step < 3; step++) {
+        n = launched(ddp, &s, step, N);
+        TH_CHECK(n == (step == 0 ? 0 : N - 1), "static, step %d: %zu buckets", step, n);
+    }
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* F6, F9: forward_begin sends the join's header, then the buffers; forward_end nothing. */
+START_TEST(F6_F9_order_of_a_forward_pass) {
+    const int64_t shape[] = { 5 };
+    synth s = synth_equal(2, 30);
+    dtr_tensor *t = NULL;
+    uint8_t kinds[16] = { 0 };
+    TH_OK(dtr_tensor_empty(th_world(), DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
+                           shape, &t));
+    dtr_param buffer = { "running", t, NULL, 0 };
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.buffers = &buffer;
+    o.n_buffers = 1;
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    for (int joined = 0; joined < 2; joined++) {
+        TH_IS(joined ? dtr_ddp_join_begin(ddp, NULL) : DTR_OK, DTR_OK);
+        TH_IS(dtr_tensor_fill(t, 7 + th_rank(), NULL), DTR_OK);
+        uint64_t before = newest_record();
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        size_t n = recorded(before, "ddp", kinds);
+        TH_CHECK(n == 1 + (size_t)joined && kinds[joined] == DTR__K_BROADCAST &&
+                     (!joined || kinds[0] == DTR__K_ALLGATHER),
+                 "%zu operations, the first two of kinds %d and %d", n, kinds[0], kinds[1]);
+        float from = ((float *)dtr_tensor_data(t))[4];
+        TH_CHECK(from == (float)(joined ? 7 + th_size() - 1 : 7), "the buffer is %g", from);
+        before = newest_record();
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+        TH_CHECK(newest_record() == before, "forward_end communicates");
+        synth_backward(ddp, &s, joined);
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        synth_check_all(ddp, &s, joined, th_size());
+        TH_IS(joined ? dtr_ddp_join_end(ddp) : DTR_OK, DTR_OK);
+        TH_AGREE();
+    }
+    TH_OK(dtr_ddp_destroy(ddp));
+    dtr_tensor_release(t);
+    synth_free(&s);
+}
+END_TEST
+
+/* H6, H4: a gradient with other strides is copied element by element, with one warning; handles
+ * stay, over the rebuild too. */
+START_TEST(H6_H4_foreign_strides) {
+    const int64_t shape[] = { 3, 4 }, turned[] = { 4, 3 };
+    dtr_device cpu = { DTR_CPU, 0 };
+    dtr_param p[2] = { { "a", NULL, NULL, 0 }, { "b", NULL, NULL, 0 } };
+    dtr_tensor *base[2] = { NULL, NULL };
+    for (int i = 0; i < 2; i++) {
+        TH_OK(dtr_tensor_empty(th_world(), DTR_F32, cpu, DTR_MEM_DEFAULT, 2, shape, &p[i].value));
+        TH_OK(dtr_tensor_fill(p[i].value, 1, NULL));
+        TH_OK(dtr_tensor_empty(th_world(), DTR_F32, cpu, DTR_MEM_DEFAULT, 2, turned, &base[i]));
+        TH_OK(dtr_tensor_transpose(base[i], 0, 1, &p[i].grad));
+    }
+    dtr_ddp *ddp = NULL;
+    th_log_clear();
+    TH_OK(dtr_ddp_create(th_group(), p, 2, NULL, &ddp));
+    TH_CHECK(th_log_count("strides") == 1, "%d warnings", th_log_count("strides"));
+    dtr_tensor *handle = dtr_ddp_grad(ddp, 0);
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 0; i < 2; i++) {
+            float *g = dtr_tensor_data(base[i]);
+            for (int k = 0; k < 12; k++) {
+                g[k] = (float)(k + th_rank() * 2 * (k % 3));
+            }
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        for (int k = 0; k < 12; k++) {
+            float want = (float)(k + (th_size() - 1) * (k % 3)),
+                  got = ((float *)dtr_tensor_data(base[1]))[k];
+            TH_CHECK(got == want, "step %d: element %d is %g, not %g", step, k, got, want);
+        }
+        TH_CHECK(dtr_ddp_grad(ddp, 0) == handle, "another handle in step %d", step);
+        TH_AGREE();
+    }
+    TH_OK(dtr_ddp_destroy(ddp));
+    for (int i = 0; i < 2; i++) {
+        dtr_tensor_release(p[i].value);
+        dtr_tensor_release(p[i].grad);
+        dtr_tensor_release(base[i]);
+    }
+}
+END_TEST
+
+/* LG5: after create, and after the rebuild. */
+START_TEST(LG5_description) {
+    synth s = synth_equal(3, 16);
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    char ranks[32];
+    o.bucket_cap_bytes = 100;
+    o.first_bucket_bytes = 50;
+    o.grad_as_bucket_view = true;
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    snprintf(ranks, sizeof ranks, "ranks: %d\n", th_size());
+    const char *const first[] = { ranks,
+                                  "device: cpu\n",
+                                  "backend: ",
+                                  "parameters: 3, trainable 3 with 192 bytes, dtypes f32\n",
+                                  "limits: 50 100\n",
+                                  "options: grad_as_bucket_view\n",
+                                  "\nbucket bytes: " };
+    for (size_t k = 0; k < sizeof first / sizeof first[0]; k++) {
+        TH_CHECK(strstr(stats_of(ddp).description, first[k]) != NULL, "\"%s\" is not in: %s",
+                 first[k], stats_of(ddp).description);
+    }
+    for (int step = 0; step < 2; step++) {
+        for (size_t i = 0; i < 3; i++) {
+            synth_write(ddp, &s, i, step, false);
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    }
+    const char *text = stats_of(ddp).description;
+    TH_CHECK(strstr(text, "bucket bytes before the rebuild: ") != NULL &&
+                 strstr(text, "ready order: 0 1 2\n") != NULL,
+             "after two steps: %s", text);
+    TH_AGREE();
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "rows", 110);
+    th_add(tc, N6_Y8_ER15_sync_flags_differ, 2, 0);
+    th_add(tc, A0_CF3_U11_S2_launches, 2, 0);
+    th_add(tc, F6_F9_order_of_a_forward_pass, 2, 0);
+    th_add(tc, H6_H4_foreign_strides, 0, 0);
+    th_add(tc, LG5_description, 0, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "rows_ddp", make);
+}
