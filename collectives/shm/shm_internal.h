@@ -11,7 +11,7 @@
 #include "coll_internal.h"
 
 enum {
-    DTR__SHM_INLINE = 2048,            /* bytes that travel inside a post */
+    DTR__SHM_INLINE = 8192,            /* bytes that travel inside a post */
     DTR__SHM_FIRST_LINE = 32,          /* of them, beside the head: one cache line carries both */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
     DTR__SHM_MAX_RANKS = 1024
