@@ -146,17 +146,22 @@ static bool alone(const dtr_group *g, unsigned looks, bool has_thread, dtr__back
     return !dtr__backoff_due(g->world, backoff);
 }
 
-/* Issue time and record come after the post: they are made while it is on its way. */
+/* Issue time and record come after the post: they are made while it is on its way. The record's
+ * place is taken before, because that would wait for the post to arrive. */
 static bool run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     const dtr__backend *b = g->backend[p->backend];
     void *state = g->backend_state[p->backend];
     bool has_thread = dtr__progress_has_thread(g->world);
+    bool claimed = false;
     dtr__backoff backoff = { 0 };
+    *record = dtr__rec_claim(g->world, &claimed);
     b->repeat_post(g, state, p);
     p->call.issued_ns = dtr__stamp_ns();
     p->record.t_issued = p->call.issued_ns;
     p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
-    *record = dtr__rec_begin(g->world, &p->record);
+    if (claimed) {
+        dtr__rec_fill(g->world, *record, &p->record);
+    }
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
         if (found > 0) {

@@ -165,13 +165,17 @@ static void expect(slot *s) {
     }
 }
 
-uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
+uint64_t dtr__rec_claim(dtr_world *world, bool *claimed) {
     dtr__recorder *recorder = world->recorder;
     uint64_t number = next_number(recorder);
     slot *s = slot_of(recorder, number);
-    if (!(recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1)) {
-        return number;
-    }
+    *claimed = (recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1);
+    return number;
+}
+
+void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r) {
+    dtr__recorder *recorder = world->recorder;
+    slot *s = slot_of(recorder, number);
     uint32_t thread = thread_id();
     store_record(s, r);
     SET(s, world_serial, world->serial);
@@ -185,6 +189,14 @@ uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
     }
     leave(s, number);
     expect(slot_of(recorder, number + 1));
+}
+
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
+    bool claimed = false;
+    uint64_t number = dtr__rec_claim(world, &claimed);
+    if (claimed) {
+        dtr__rec_fill(world, number, r);
+    }
     return number;
 }
 

@@ -223,6 +223,10 @@ _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs")
 /* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
  * (from 1). */
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
+/* The same in two steps: what waits for earlier stores to go out, and what only stores, at once
+ * after it and if `claimed`. */
+uint64_t dtr__rec_claim(dtr_world *world, bool *claimed);
+void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r);
 /* Notes a state and its time; does nothing when the slot was reused. */
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
 /* Success at a time just looked at, noted by the thread that issued the operation. */

@@ -8,6 +8,8 @@
 #include "repeat.h"
 #include "shm/shm_internal.h"
 
+enum { EXPECTED = 1024 }; /* bytes of the next post that are fetched ahead */
+
 static bool scatters(dtr__kind k) {
     return k == DTR__K_SCATTER || k == DTR__K_SCATTERV;
 }
@@ -162,6 +164,20 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
            (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take);
 }
 
+/* The next post's lines: everybody has finished the operation that read them last, and to get them
+ * back takes as long as a small operation. */
+static void expect_post(const dtr__shm_state *s, size_t give) {
+    const char *line = (const char *)&s->me->post[(s->n + 1) & 1];
+    size_t nbytes = offsetof(dtr__shm_post, data) + give;
+    for (size_t at = 0; at < nbytes && at < EXPECTED; at += 64) {
+#if defined(__x86_64__)
+        __asm__ volatile("prefetchw %0" ::"m"(line[at])); /* the built-in one means reading */
+#else
+        __builtin_prefetch(&line[at], 1);
+#endif
+    }
+}
+
 int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     uint64_t mark = dtr__shm_mark(s->n, 0);
@@ -177,6 +193,9 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
             (p->moves.pairs && !fits(g, s, p, s->op.arrived))) {
             return -1;
         }
+    }
+    if (p->moves.gives) {
+        expect_post(s, p->moves.give);
     }
     if (p->moves.reduces) {
         reduce(g, s, p);
