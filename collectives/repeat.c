@@ -86,7 +86,7 @@ static bool need_room(const dtr_group *g, dtr__repeat *p, bool arrays) {
 }
 
 static void keep_counts(size_t *own, size_t **counts, int n) {
-    if (*counts != NULL) {
+    if (own != NULL && *counts != NULL) {
         *counts = memcpy(own, *counts, (size_t)n * sizeof *own);
     }
 }
