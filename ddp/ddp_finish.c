@@ -40,7 +40,12 @@ void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i) {
     if (ddp->set.view) {
         s = save_slot(ddp, p);
     } else if (defined) {
-        dtr__ddp_copy_in(p);
+        dtr_tensor
+            *grad; /* a local step may have had it ready before anybody asked for its memory */
+        s = dtr__ddp_grad_get(ddp, i, &grad);
+        if (s == DTR_OK) {
+            dtr__ddp_copy_in(p);
+        }
     }
     if (s < 0) {
         dtr__ddp_note_last(ddp, s, i);

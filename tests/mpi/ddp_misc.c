@@ -55,6 +55,29 @@ START_TEST(accumulate) { /* N3 */
 }
 END_TEST
 
+/* U3: ready in a local step, whose memory nobody asked for, then unused: it is all zeros. */
+START_TEST(ready_without_memory) {
+    for (int view = 0; view < 2; view++) {
+        synth s = synth_equal(3, 17);
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        o.grad_as_bucket_view = view == 1;
+        o.find_unused = true;
+        dtr_ddp *ddp = ddp_new(&s, &o);
+        TH_IS(dtr_ddp_set_sync(ddp, false), DTR_OK);
+        for (size_t i = 0; i < 3; i++) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        TH_IS(dtr_ddp_set_sync(ddp, true), DTR_OK);
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        TH_CHECK(grad_of(ddp, 1)[16] == 0, "%g", grad_of(ddp, 1)[16]);
+        synth_good_step(ddp, &s, 3);
+        TH_OK(dtr_ddp_destroy(ddp));
+        synth_free(&s);
+    }
+}
+END_TEST
+
 /* N2, F3: the flag of the opening call counts. */
 START_TEST(flag_is_read_once) {
     synth s = synth_equal(2, 5);
@@ -539,6 +562,7 @@ END_TEST
 
 static void make(Suite *suite) {
     TCase *tc = th_case(suite, "ddp misc", 110);
+    th_add(tc, ready_without_memory, 1, 0);
     th_add(tc, accumulate, 0, 0);
     th_add(tc, flag_is_read_once, 0, 0);
     th_add(tc, buffers, 0, 0);
