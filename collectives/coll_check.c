@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "coll_check.h"
+#include "rt_device.h"
 
 enum { MAX_TAG = 32767 }; /* what every backend serves */
 
@@ -194,15 +195,30 @@ static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const c
     if (b->device.type == DTR_CUDA) {
         int n = dtr_device_count(DTR_CUDA);
         if (b->device.index < 0 || b->device.index >= n) {
+            char why[DTR__CUDA_TEXT];
             REFUSE(k, DTR_ERR_DEVICE,
-                   "%s%s.device is cuda:%d, but this process sees %d CUDA device%s", k->entry, name,
-                   b->device.index, n, n == 1 ? "" : "s");
+                   "%s%s.device is cuda:%d, but this process sees %d CUDA device%s (%s)", k->entry,
+                   name, b->device.index, n, n == 1 ? "" : "s", dtr__cuda_text(why));
         }
-        REFUSE(k, DTR_ERR_DEVICE,
-               "%s%s is on cuda:%d, and the group has no backend for CUDA buffers", k->entry, name,
-               b->device.index);
+        if (k->group->stage_use == 0) {
+            REFUSE(k, DTR_ERR_DEVICE,
+                   "%s%s is on cuda:%d, and the group has no backend for CUDA buffers: its "
+                   "backends are \"%s\"",
+                   k->entry, name, b->device.index,
+                   k->group->backend_asked != NULL ? k->group->backend_asked : "");
+        }
     }
     return DTR_OK;
+}
+
+static bool on_device(const dtr_buffer *b) {
+    return b->device.type == DTR_CUDA;
+}
+
+bool dtr__request_on_device(const dtr__request *r) {
+    return on_device(&r->in) || on_device(&r->out) ||
+           (r->kind == DTR__K_BATCH && r->batch != NULL && r->n_batch > 0 &&
+            on_device(&r->batch[0].buf));
 }
 
 static dtr_status check_devices(const dtr__check *k) {
@@ -403,8 +419,9 @@ static dtr_status check_batch(dtr__check *batch) {
         k.in = true;
         snprintf(k.entry, sizeof k.entry, "ops[%zu].", i);
         DTR_TRY(check_steps(&k));
-        if (p->buf.device.type != r->batch[0].buf.device.type) {
-            REFUSE(&k, DTR_ERR_DEVICE, "%sbuf is on another device type than ops[0].buf", k.entry);
+        if (p->buf.device.type != r->batch[0].buf.device.type ||
+            p->buf.device.index != r->batch[0].buf.device.index) {
+            REFUSE(&k, DTR_ERR_DEVICE, "%sbuf is on another device than ops[0].buf", k.entry);
         }
     }
     return DTR_OK;

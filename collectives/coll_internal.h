@@ -68,8 +68,11 @@ typedef struct dtr__call {
         *out_counts; /* [N] of the v-forms; see dtr__blocks_in/out, which serve equal forms too */
     dtr_p2p *batch;
     size_t n_batch;
-    int divisor;   /* of AVG: the group size, unless a layer above gave another */
-    double premul; /* factor of PREMUL_SUM, premul_device resolved; 1 otherwise */
+    dtr_device device;         /* of the buffers; the host where there is none */
+    void *stream;              /* the caller's, of buffers on a device */
+    const void *premul_device; /* factor of PREMUL_SUM on that device; NULL: it is premul */
+    int divisor;               /* of AVG: the group size, unless a layer above gave another */
+    double premul;             /* factor of PREMUL_SUM, premul_device resolved; 1 otherwise */
     double timeout_s;
     const char *file; /* call site: file:line, or return address when file is NULL */
     int line;
@@ -159,6 +162,8 @@ dtr_status dtr__coll_issue(dtr_group *group, const dtr__request *r, dtr_work **w
  * Arrays and batch of `c` still point at the caller's. Needs group->rank, size and name only. */
 dtr_status dtr__coll_check(const dtr_group *group, const dtr__request *r, bool blocking,
                            dtr__call *c);
+/* Whether its buffers are on a device, as far as one look shows before the check. */
+bool dtr__request_on_device(const dtr__request *r);
 /* The first of these steps (options; enum ranges; root, peer, tag) for a layer above that looks at
  * pointers, devices, layout and shapes itself before it hands buffers on. */
 dtr_status dtr__coll_check_head(const dtr_group *group, const dtr__request *r, bool blocking);
@@ -251,6 +256,9 @@ typedef struct dtr__backend {
     void (*repeat_go_on)(dtr_group *group, void *state, const dtr__call *c);
 } dtr__backend;
 
+/* Whether inputs of such a call are to be looked at for NaN on this rank. */
+bool dtr__wants_nan_check(const dtr_group *g, const dtr__call *c);
+
 extern const dtr__backend dtr__backend_self; /* collectives/self/ */
 extern const dtr__backend dtr__backend_mpi;  /* collectives/mpi/ */
 extern const dtr__backend dtr__backend_shm;  /* collectives/shm/ */
@@ -286,6 +294,8 @@ struct dtr_group {
     void *backend_state[DTR__MAX_BACKENDS];
     int n_backends;
     bool explicit_backend;            /* named: never falls back */
+    char stage_use;                   /* 'a': automatic, 'n': named, 0: serves no device buffers */
+    struct dtr__stage *stages;        /* what serves them, one per device; queue_lock */
     const dtr_group_options *options; /* the caller's, while the group is being made */
 
     _Atomic uint64_t seq, p2p_seq;

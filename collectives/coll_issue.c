@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "kernels/kernels.h"
 #include "repeat.h"
+#include "stage/stage.h"
 
 enum { PASSES_PER_NEWS = 64 }; /* between two looks for news of broken groups */
 
@@ -146,7 +147,7 @@ dtr_status dtr__group_broken(const dtr_group *g) {
                               (dtr_status)atomic_load_explicit(&g->status, memory_order_acquire));
 }
 
-static bool wants_nan_check(const dtr_group *g, const dtr__call *c) {
+bool dtr__wants_nan_check(const dtr_group *g, const dtr__call *c) {
     bool on = g->nan_check > 0 ||
               (g->nan_check == 0 && dtr__opt_number(&g->world->options, DTR__OPT_NAN_CHECK) != 0);
     return on && !dtr__kind_is_p2p(c->kind) && (c->kind != DTR__K_BROADCAST || c->root == g->rank);
@@ -181,7 +182,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     }
     atomic_store_explicit(&w->deadline, (double)w->call.issued_ns * 1e-9 + c->timeout_s,
                           memory_order_relaxed);
-    if (wants_nan_check(g, c)) {
+    if (dtr__wants_nan_check(g, c)) {
         w->nan_index = dtr__find_nan(c->in, c->in_count, c->dtype);
         w->own_status = w->nan_index < c->in_count ? DTR_ERR_NAN : DTR_OK;
     }
@@ -245,7 +246,7 @@ static dtr_status run_inline(dtr_group *g, dtr_work *w, const dtr__request *r, i
     }
     dtr__group_enter(g, w);
     finish_inline(g, w);
-    if (w->status == DTR_OK && !wants_nan_check(g, &w->call)) {
+    if (w->status == DTR_OK && !dtr__wants_nan_check(g, &w->call)) {
         dtr__repeat_learn(g, r, w, backend);
     }
     return dtr__work_result(w);
@@ -415,7 +416,9 @@ static dtr_status issue_queued(dtr_group *g, const dtr__request *r, int64_t now,
     if (is_empty_batch(&c)) {
         return run_nothing(g, &c, r, work);
     }
-    DTR_TRY(run_async(g, &c, r, backend, dtr__call_site_cached(&c), &w));
+    const char *site = dtr__call_site_cached(&c);
+    DTR_TRY(c.device.type != DTR_CPU ? dtr__stage_issue(g, &c, r, site, &w)
+                                     : run_async(g, &c, r, backend, site, &w));
     if (work != NULL) {
         *work = w;
         return DTR_OK;
@@ -435,6 +438,17 @@ static dtr_status refuse_handle(const dtr_group *g, const dtr__request *r, dtr_w
     return s;
 }
 
+static dtr_status refuse_in_scope(dtr_group *g, const dtr__request *r) {
+    dtr__error_context ctx = { g->world, dtr__kind_name(r->kind), g->name };
+    DTR_TRY(dtr__scope_look(g, dtr__kind_entry(r->kind)));
+    dtr_status s = DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                            "%s on group '%s': a coalescing scope takes buffers of the host, and "
+                            "these are on a device; call it outside the scope",
+                            dtr__kind_name(r->kind), g->name);
+    dtr__call_site_drop();
+    return dtr__scope_fail(g, s, r->kind);
+}
+
 dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work) {
     if (g == NULL || g->magic != DTR__GROUP_MAGIC) {
         return refuse_handle(g, r, work);
@@ -451,9 +465,10 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     }
     dtr__scope *scope = atomic_load_explicit(&g->scope, memory_order_acquire);
     if (scope != NULL) {
-        return dtr__scope_record(g, scope, r, work);
+        return dtr__request_on_device(r) ? refuse_in_scope(g, r)
+                                         : dtr__scope_record(g, scope, r, work);
     }
-    if (work == NULL && pthread_mutex_trylock(g->progress) == 0) {
+    if (work == NULL && !dtr__request_on_device(r) && pthread_mutex_trylock(g->progress) == 0) {
         return issue_inline(g, r, now);
     }
     return issue_queued(g, r, now, work);

@@ -3,6 +3,7 @@
 
 #include "coll_check.h"
 #include "kernels/kernels.h"
+#include "kernels/kernels_set.h"
 
 const dtr__rule dtr__rules[DTR__K_COUNT] = {
     [DTR__K_BROADCAST] = { .one_buffer = true,
@@ -133,11 +134,17 @@ static double premul_factor(const dtr__check *k) {
     if (o->premul_device == NULL) {
         return o->premul;
     }
-    dtr_dtype d = dtype_of(k);
     double factor;
-    d = d == DTR_C64 ? DTR_F32 : d == DTR_C128 ? DTR_F64 : d;
-    dtr__convert(&factor, DTR_F64, o->premul_device, d, 1);
+    dtr__convert(&factor, DTR_F64, o->premul_device, dtr__real_part(dtype_of(k)), 1);
     return factor;
+}
+
+static dtr_device device_of(const dtr__check *k) {
+    const dtr__request *r = k->r;
+    if (r->kind == DTR__K_BATCH) {
+        return r->n_batch > 0 ? r->batch[0].buf.device : (dtr_device){ DTR_CPU, 0 };
+    }
+    return k->in ? r->in.device : k->out ? r->out.device : (dtr_device){ DTR_CPU, 0 };
 }
 
 void dtr__coll_describe(const dtr__check *k, dtr__call *c) {
@@ -166,7 +173,15 @@ void dtr__coll_describe(const dtr__check *k, dtr__call *c) {
     c->batch = (dtr_p2p *)r->batch;
     c->n_batch = r->n_batch;
     c->divisor = r->divisor > 0 ? r->divisor : k->group->size;
-    c->premul = premul_factor(k);
+    c->device = device_of(k);
+    if (c->device.type == DTR_CPU) {
+        c->premul = premul_factor(k);
+    } else {
+        bool factor = r->op == DTR_PREMUL_SUM && k->rule->reduces;
+        c->stream = k->options.stream;
+        c->premul = factor ? k->options.premul : 1;
+        c->premul_device = factor ? k->options.premul_device : NULL;
+    }
     c->timeout_s = k->options.timeout_s > 0 ? k->options.timeout_s : k->group->timeout_s;
     set_label(c->label, sizeof c->label, k->options.label);
     c->fingerprint = fingerprint(k);

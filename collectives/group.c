@@ -6,6 +6,7 @@
 
 #include "groups.h"
 #include "post.h"
+#include "stage/stage.h"
 
 /* ---- making and freeing the local part ---- */
 
@@ -135,6 +136,7 @@ dtr_status dtr__group_connect(dtr_group *group) {
 
 void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
     dtr__engine_close(group);
+    dtr__stage_close(group);
     close_backends(group, group->n_backends);
     dtr__exchange_drop(group);
     if (mpi_alive && group->comm != MPI_COMM_NULL) {

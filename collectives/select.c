@@ -7,6 +7,8 @@
 
 #include "custom.h"
 #include "groups.h"
+#include "rt_device.h"
+#include "stage/stage.h"
 
 /* Every name the library knows, and the device it serves. A name stays known where its backend is
  * not part of the build, so that the message can say so. */
@@ -20,7 +22,7 @@ static const struct {
     { "mpi", DTR_CPU, &dtr__backend_mpi },
     { "hier", DTR_CPU, &dtr__backend_hier },
     { "nccl", DTR_CUDA, NULL },
-    { "stage", DTR_CUDA, NULL },
+    { "stage", DTR_CUDA, &dtr__backend_stage },
 };
 enum { N_KNOWN = sizeof(known) / sizeof(known[0]) };
 
@@ -57,6 +59,9 @@ bool dtr_backend_available(const dtr_world *world, const char *name) {
         return false;
     }
     int i = find_known(name);
+    if (i >= 0 && known[i].device == DTR_CUDA && dtr__cuda_get()->state != DTR__CUDA_OK) {
+        return false;
+    }
     return i >= 0 ? known[i].backend != NULL : dtr__custom_find(world, name, NULL) != NULL;
 }
 
@@ -267,15 +272,29 @@ static dtr_status choose_cpu(const dtr__error_context *ctx, dtr_group *g, const 
     return DTR_OK;
 }
 
+/* Device buffers are staged, unless a registered backend was asked for or only the CPU was. */
+static dtr_status choose_cuda(const dtr__error_context *ctx, dtr_group *g, dtr__selection *sel) {
+    const char *name = sel->name[DTR_CUDA];
+    bool automatic = name[0] == '\0' || strcmp(name, "auto") == 0;
+    g->stage_use = (char)(automatic ? 'a' : strcmp(name, "stage") == 0 ? 'n' : 0);
+    if (sel->name[DTR_CPU][0] != '\0') {
+        return DTR_OK;
+    }
+    char why[DTR__CUDA_TEXT];
+    DTR_REQUIRE(dtr__cuda_get()->state == DTR__CUDA_OK, ctx, DTR_ERR_UNSUPPORTED,
+                "backend \"%s\": it names CUDA only, and there is no usable CUDA device (%s); add "
+                "cpu:auto",
+                g->backend_asked, dtr__cuda_text(why));
+    memcpy(sel->name[DTR_CPU], "auto", sizeof "auto"); /* what moves the staged data */
+    return DTR_OK;
+}
+
 dtr_status dtr__select(dtr_group *group) {
     dtr__error_context ctx = { .world = group->world, .group = group->name };
     dtr__selection sel;
     DTR_TRY(dtr__select_known(&ctx, group->backend_asked));
     DTR_TRY(dtr__select_parse(&ctx, group->backend_asked, &sel));
-    DTR_REQUIRE(sel.name[DTR_CPU][0] != '\0', &ctx, DTR_ERR_UNSUPPORTED,
-                "backend \"%s\": it names CUDA only, and there is no usable CUDA device; add "
-                "cpu:auto",
-                group->backend_asked);
+    DTR_TRY(choose_cuda(&ctx, group, &sel));
     DTR_TRY(choose_cpu(&ctx, group, sel.name[DTR_CPU]));
     if (asprintf(&group->backend_chosen, "cpu:%s", group->backend[0]->name) < 0) {
         group->backend_chosen = NULL;

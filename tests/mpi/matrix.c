@@ -1,6 +1,7 @@
 /* Every collective x dtype x operator with exact data (T120), sizes (T121), alignment (T122), in
  * place (T125), empty buffers (T05): blocking and asynchronous, default and node-shared memory
- * (HR12). */
+ * (HR12). With DTR_TEST_DEVICE=cuda the buffers lie on a device and are written by copies on a
+ * stream that are under way when the call comes (nccl:J2, nccl:ST1, nccl:ST2, nccl:ST6). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +10,10 @@
 
 #include "data.h"
 #include "harness.h"
+#include "rt_device.h"
+
+static const dtr__device_ops *device; /* NULL: buffers of the host */
+static void *stream;
 
 typedef enum kind {
     BROADCAST,
@@ -185,6 +190,7 @@ static dtr_status start(const variant *v, dtr_group *g, dtr_buffer in, dtr_buffe
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.premul = v->op == DTR_PREMUL_SUM && reduces(v->k) ? 0.5 : 0;
     o.label = kind_names[v->k];
+    o.stream = in.device.type != DTR_CPU ? stream : NULL;
     for (int j = 0; j < W; j++) {
         counts[j] = block(v, j);
         to[j] = pair(v, r, j);
@@ -241,6 +247,49 @@ static void place(const variant *v, th_buf *big, th_buf *small, void **in, void 
     }
 }
 
+/* A buffer with its guard words on the device, and pinned memory on the way there and back. */
+typedef struct mirror {
+    th_buf *host;
+    void *pinned, *there;
+} mirror;
+
+static void cuda(int code, const char *what) {
+    TH_CHECK(code == 0, "%s: %s", what, device->error_text(code));
+}
+
+static mirror mirror_new(th_buf *b) {
+    mirror m = { b, NULL, NULL };
+    if (device != NULL) {
+        cuda(device->pinned_alloc(b->total, &m.pinned), "pinned_alloc");
+        cuda(device->alloc(0, b->total, &m.there), "alloc");
+        memcpy(m.pinned, b->base, b->total);
+        cuda(device->copy(0, m.there, m.pinned, b->total, DTR__COPY_TO_DEVICE, stream), "copy");
+    }
+    return m;
+}
+
+/* Bring the contents back and free the device's. */
+static void mirror_end(const mirror *m) {
+    if (device != NULL) {
+        cuda(device->copy(0, m->pinned, m->there, m->host->total, DTR__COPY_TO_HOST, stream),
+             "copy");
+        cuda(device->stream_synchronize(0, stream), "synchronize");
+        memcpy(m->host->base, m->pinned, m->host->total);
+        cuda(device->free(0, m->there), "free");
+        cuda(device->pinned_free(m->pinned), "pinned_free");
+    }
+}
+
+/* The buffer to call with: p lies in one of the two. */
+static dtr_buffer located(void *p, size_t count, dtr_dtype d, const mirror *a, const mirror *b) {
+    const unsigned char *byte = p;
+    const mirror *m = byte >= a->host->base && byte <= a->host->base + a->host->total ? a : b;
+    if (device == NULL) {
+        return dtr_cpu(p, count, d);
+    }
+    return (dtr_buffer){ (char *)m->there + (byte - m->host->base), count, d, { DTR_CUDA, 0 } };
+}
+
 static void run(const variant *v) {
     char what[160];
     describe(v, what, sizeof what);
@@ -254,8 +303,9 @@ static void run(const variant *v) {
     expect(v, want);
     memcpy(keep, in, n.in * dtr_dtype_size(v->d));
     dtr_work *work = NULL;
-    dtr_status s = start(v, th_group(), (dtr_buffer){ in, n.in, v->d, { DTR_CPU, 0 } },
-                         (dtr_buffer){ out, n.out, v->d, { DTR_CPU, 0 } }, v->async ? &work : NULL);
+    mirror a = mirror_new(&big), b = mirror_new(&small);
+    dtr_status s = start(v, th_group(), located(in, n.in, v->d, &a, &b),
+                         located(out, n.out, v->d, &a, &b), v->async ? &work : NULL);
     TH_CHECK(s == DTR_OK, "%s: %s: %s", what, dtr_status_name(s), dtr_last_error_message());
     if (v->async && s == DTR_OK) {
         s = dtr_work_wait(work, -1);
@@ -263,6 +313,8 @@ static void run(const variant *v) {
                  dtr_last_error_message());
         dtr_work_release(work);
     }
+    mirror_end(&a);
+    mirror_end(&b);
     const void *got = v->k == BROADCAST && th_rank() == v->root ? in : out;
     size_t bad = s == DTR_OK ? th_differs(got, want, v->d, n.out) : n.out;
     TH_CHECK(bad == n.out, "%s: element %zu is %g, want %g", what, bad,
@@ -280,7 +332,7 @@ static void run(const variant *v) {
 }
 
 static void run_forms(variant v) {
-    for (int form = 0; form < 8; form++) {
+    for (int form = 0; form < (device != NULL ? 4 : 8); form++) {
         v.async = form & 1;
         v.in_place = form & 2;
         v.mem = form & 4 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
@@ -370,7 +422,9 @@ static void sizes_up_to(size_t most) {
 }
 
 START_TEST(every_size) {
-    sizes_up_to(TH_SANITIZED ? (size_t)1 << 17 : (size_t)4 << 20);
+    sizes_up_to(device != NULL ? (size_t)1 << 16
+                : TH_SANITIZED ? (size_t)1 << 17
+                               : (size_t)4 << 20);
 }
 END_TEST
 
@@ -493,11 +547,32 @@ static void make(Suite *s) {
     th_add(tc, every_root, 1, 0);
     th_add(tc, every_size, 1, 4);
     th_add(tc, odd_alignment, 1, 0);
+    if (device != NULL) {
+        return;
+    }
     th_add(tc, nothing_at_all, 1, 0);
     th_add(tc, mixed_sizes_outstanding, 1, 0);
     th_add(tc, in_place_with_slow_ranks, 2, 4);
 }
 
+/* False: a device is asked for that cannot be used. */
+static bool find_device(void) {
+    char why[DTR__CUDA_TEXT];
+    const char *where = getenv("DTR_TEST_DEVICE");
+    if (where == NULL || strcmp(where, "cuda") != 0) {
+        return true;
+    }
+    device = dtr__cuda_get()->ops;
+    if (device == NULL || device->stream_new(0, false, &stream) != 0) {
+        fprintf(stderr, "DTR_TEST_DEVICE=cuda: %s\n", dtr__cuda_text(why));
+        return false;
+    }
+    return true;
+}
+
 int main(int argc, char **argv) {
+    if (!find_device()) {
+        return 1;
+    }
     return th_main(argc, argv, "matrix", make);
 }

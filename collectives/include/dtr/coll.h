@@ -1,9 +1,11 @@
 /* Collectives and point to point on typed buffers.
  *
- * work == NULL: the call blocks (CPU) or is ordered on the stream (GPU). Otherwise it returns at
- * once with a handle. On failure `*work` is untouched. Arguments are checked locally, in one order,
- * before anything moves: options; enum ranges; root, peer, tag; pointers; devices; dtypes; counts;
- * overlap. A refused call does not move the sequence number.
+ * work == NULL: the call blocks. Otherwise it returns at once with a handle. GPU buffers travel
+ * through host memory, after what the stream of the options holds when the call is made; a work
+ * has ended when the result is in GPU memory, for every stream. On failure `*work` is untouched.
+ * Arguments are checked locally, in one order, before anything moves: options; enum ranges; root,
+ * peer, tag; pointers; devices; dtypes; counts; overlap. A refused call does not move the sequence
+ * number.
  *
  * Counts, with N = group size, r = own rank:
  *   call              in.count         out.count          counts array
@@ -82,7 +84,7 @@ DTR_API bool dtr_op_supports(dtr_op op, dtr_dtype dtype);
 /** Copy the root's elements to all ranks; the root's buffer is only read.
  *  @collective all members, same order, same root, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -93,7 +95,7 @@ DTR_API dtr_status dtr_broadcast(dtr_group *group, dtr_buffer buf, int root,
 /** Reduce `in` of all ranks into `out` at the root; `out` of the others is ignored.
  *  @collective all members, same order, same root, op, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -104,7 +106,7 @@ DTR_API dtr_status dtr_reduce(dtr_group *group, dtr_buffer in, dtr_buffer out, d
 /** Reduce `in` of all ranks into `out` of all ranks: bitwise the same everywhere.
  *  @collective all members, same order, same op, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -115,7 +117,7 @@ DTR_API dtr_status dtr_allreduce(dtr_group *group, dtr_buffer in, dtr_buffer out
 /** Concatenate `in` of all ranks, in rank order, in `out` of all ranks.
  *  @collective all members, same order, same count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -126,7 +128,7 @@ DTR_API dtr_status dtr_allgather(dtr_group *group, dtr_buffer in, dtr_buffer out
 /** As dtr_allgather with counts[i] elements from rank i.
  *  @collective all members, same order, same counts and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -138,7 +140,7 @@ DTR_API dtr_status dtr_allgatherv(dtr_group *group, dtr_buffer in, dtr_buffer ou
 /** Concatenate `in` of all ranks in `out` of the root.
  *  @collective all members, same order, same root, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -149,7 +151,7 @@ DTR_API dtr_status dtr_gather(dtr_group *group, dtr_buffer in, dtr_buffer out, i
 /** As dtr_gather with counts[i] elements from rank i; counts is read at the root only.
  *  @collective all members, same order, same root and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -161,7 +163,7 @@ DTR_API dtr_status dtr_gatherv(dtr_group *group, dtr_buffer in, dtr_buffer out,
 /** Send block i of the root's `in` to `out` of rank i.
  *  @collective all members, same order, same root, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -172,7 +174,7 @@ DTR_API dtr_status dtr_scatter(dtr_group *group, dtr_buffer in, dtr_buffer out, 
 /** As dtr_scatter with counts[i] elements to rank i; counts is read at the root only.
  *  @collective all members, same order, same root and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -184,7 +186,7 @@ DTR_API dtr_status dtr_scatterv(dtr_group *group, dtr_buffer in, const size_t *c
 /** Reduce `in` of all ranks and leave block r on rank r.
  *  @collective all members, same order, same op, count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -195,7 +197,7 @@ DTR_API dtr_status dtr_reduce_scatter(dtr_group *group, dtr_buffer in, dtr_buffe
 /** As dtr_reduce_scatter with counts[i] elements for rank i.
  *  @collective all members, same order, same op, counts and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -207,7 +209,7 @@ DTR_API dtr_status dtr_reduce_scatterv(dtr_group *group, dtr_buffer in, const si
 /** Send block j of `in` to rank j, which puts it into its block r.
  *  @collective all members, same order, same count and dtype
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -219,7 +221,7 @@ DTR_API dtr_status dtr_alltoall(dtr_group *group, dtr_buffer in, dtr_buffer out,
  * split evenly.
  *  @collective all members, same order, same dtype; in_counts[j] on i equals out_counts[i] on j
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -232,7 +234,7 @@ DTR_API dtr_status dtr_alltoallv(dtr_group *group, dtr_buffer in, const size_t *
  * group.
  *  @collective all members, same order, counted like the other collectives
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -257,7 +259,7 @@ DTR_API dtr_status dtr_monitored_barrier(dtr_group *group, double timeout_s, boo
  * receiver's.
  *  @collective the peer receives; a rank may send to itself only with a work
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group
@@ -268,7 +270,7 @@ DTR_API dtr_status dtr_send(dtr_group *group, dtr_buffer buf, int peer, int tag,
 /** Receive a buffer from a peer or DTR_ANY_SOURCE; with a work, dtr_work_source names the sender.
  *  @collective the peer sends
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group; DTR_ERR_MISMATCH when dtype or count differ from
@@ -289,7 +291,7 @@ typedef struct dtr_p2p {
  * pair and tag.
  *  @collective the peers named in the list
  *  @blocking   without work: until complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_SHAPE, DTR_ERR_RANK,
  * DTR_ERR_OVERFLOW before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group; a bad entry starts nothing
@@ -313,7 +315,7 @@ DTR_API dtr_status dtr_coalesce_begin(dtr_group *group);
  * and op.
  *  @collective all members, if the scope holds a collective
  *  @blocking   without work: until all calls are complete
- *  @gpu        enqueues on the stream; the host does not wait
+ *  @gpu        after what the stream holds; without a work the host waits
  *  @errors     the first failure of a recorded call; DTR_ERR_STATE without an open scope or on
  * another thread; DTR_ERR_NOMEM; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI break the group

@@ -13,8 +13,8 @@ DTR_BEGIN_DECLS
  * positive limit replaces it, and reaching it fails the operation and breaks the group. NULL is
  * DTR_OK.
  *  @collective no; any thread
- *  @blocking   CPU: until complete or the limit
- *  @gpu        makes the stream wait and returns
+ *  @blocking   until complete or the limit
+ *  @gpu        blocks the host
  *  @errors     the operation's; DTR_ERR_TIMEOUT, DTR_ERR_ARG (NaN)
  *  @since 0.1 */
 DTR_API dtr_status dtr_work_wait(dtr_work *work, double timeout_s);
@@ -31,7 +31,7 @@ DTR_API dtr_status dtr_work_synchronize(dtr_work *work, double timeout_s);
  * status.
  *  @collective no; any thread
  *  @blocking   no
- *  @gpu        looks at an event
+ *  @gpu        looks at events
  *  @errors     the operation's; DTR_ERR_ARG when done is NULL
  *  @since 0.1 */
 DTR_API dtr_status dtr_work_test(dtr_work *work, bool *done);

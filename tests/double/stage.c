@@ -1,0 +1,306 @@
+/* Device buffers through the stage backend: point to point, options, refusals, failures. On the
+ * stand-in, whose events the test can hold and whose log it reads. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "fake_cuda.h"
+#include "harness.h"
+
+enum { N = 3000 };
+
+static const dtr_device gpu = { DTR_CUDA, 0 };
+
+static dtr_buffer device_f32(size_t n) {
+    void *p = NULL;
+    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, n * sizeof(float), &p), DTR_OK);
+    return (dtr_buffer){ p, n, DTR_F32, gpu };
+}
+
+static void put(dtr_buffer b, const float *from) {
+    cudaError_t e = cudaMemcpy(b.data, from, b.count * sizeof(float), cudaMemcpyHostToDevice);
+    TH_CHECK(e == cudaSuccess, "copy to the device: %d", (int)e);
+}
+
+static void get(float *to, dtr_buffer b) {
+    cudaError_t e = cudaMemcpy(to, b.data, b.count * sizeof(float), cudaMemcpyDeviceToHost);
+    TH_CHECK(e == cudaSuccess, "copy from the device: %d", (int)e);
+}
+
+static dtr_buffer filled(size_t n, float value) {
+    float *h = malloc(n * sizeof *h);
+    dtr_buffer b = device_f32(n);
+    for (size_t i = 0; i < n; i++) {
+        h[i] = value + (float)(i % 7);
+    }
+    put(b, h);
+    free(h);
+    return b;
+}
+
+/* The buffer holds what `filled` gives, times `times`. */
+static void check(dtr_buffer b, float value, float times, const char *what) {
+    float *h = malloc(b.count * sizeof *h);
+    get(h, b);
+    for (size_t i = 0; i < b.count; i++) {
+        float want = times * (value + (float)(i % 7));
+        TH_CHECK(h[i] == want, "%s: element %zu is %g, not %g", what, i, (double)h[i],
+                 (double)want);
+    }
+    free(h);
+}
+
+static void drop(dtr_buffer b) {
+    TH_IS(dtr_free(th_world(), b.data), DTR_OK);
+}
+
+static void finish(dtr_work *w) {
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_IS(dtr_work_release(w), DTR_OK);
+}
+
+/* ST1, W1: messages with and without tags, many under way to one peer, in a batch, and from
+ * anybody. */
+START_TEST(ST1_point_to_point) {
+    enum { MANY = 8 };
+    int size = th_size(), next = (th_rank() + 1) % size, before = (th_rank() + size - 1) % size;
+    dtr_buffer out[MANY], in[MANY];
+    dtr_work *sent[MANY], *got[MANY];
+    for (int i = 0; i < MANY; i++) {
+        out[i] = filled(N + (size_t)i, (float)(10 * th_rank() + i));
+        in[i] = device_f32(N + (size_t)i);
+        TH_IS(dtr_send(th_group(), out[i], next, i / 4, NULL, &sent[i]), DTR_OK);
+        TH_IS(dtr_recv(th_group(), in[i], i < 4 ? before : DTR_ANY_SOURCE, i / 4, NULL, &got[i]),
+              DTR_OK);
+    }
+    for (int i = 0; i < MANY; i++) {
+        finish(sent[i]);
+        TH_IS(dtr_work_wait(got[i], -1), DTR_OK);
+        TH_CHECK(dtr_work_source(got[i]) == before, "source %d", dtr_work_source(got[i]));
+        TH_IS(dtr_work_release(got[i]), DTR_OK);
+        check(in[i], (float)(10 * before + i), 1, "message");
+    }
+    TH_AGREE();
+    dtr_p2p ops[] = { { true, out[0], next, 5 },
+                      { false, in[0], before, 5 },
+                      { true, out[1], next, 6 },
+                      { false, in[1], before, 6 } };
+    TH_OK(dtr_batch_p2p(th_group(), ops, 4, NULL, NULL));
+    check(in[0], (float)(10 * before), 1, "batch");
+    check(in[1], (float)(10 * before + 1), 1, "batch");
+    for (int i = 0; i < MANY; i++) {
+        drop(out[i]);
+        drop(in[i]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* J2, ST2: what the caller's stream holds at the call comes first, however long that takes; the
+ * call and the one after it do not wait for it. */
+START_TEST(ST2_the_stream_comes_first) {
+    cudaStream_t stream, slow;
+    cudaEvent_t open;
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaStreamCreateWithFlags(&slow, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_fake_cuda_hold(open, 1);
+    cudaEventRecord(open, slow);
+    cudaStreamWaitEvent(stream, open, 0);
+    dtr_buffer b = device_f32(N);
+    float *pinned = NULL;
+    TH_CHECK(cudaHostAlloc((void **)&pinned, N * sizeof(float), 0) == cudaSuccess, "pinned");
+    for (size_t i = 0; i < N; i++) {
+        pinned[i] = 1 + (float)(i % 7);
+    }
+    cudaMemcpyAsync(b.data, pinned, N * sizeof(float), cudaMemcpyHostToDevice, stream);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL;
+    bool done = true;
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_CHECK(cudaStreamQuery(stream) == cudaErrorNotReady, "the stream is not held");
+    TH_IS(dtr_work_test(w, &done), DTR_OK);
+    TH_CHECK(!done, "the operation did not wait for the stream");
+    TH_IS(dtr_work_wait(w, 0), DTR_IN_PROGRESS);
+    dtr_fake_cuda_hold(open, 0);
+    finish(w);
+    check(b, 1, (float)th_size(), "sum");
+    cudaStreamSynchronize(stream);
+    cudaFreeHost(pinned);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    cudaStreamDestroy(slow);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* A10: a factor in device memory wins over the one by value. */
+START_TEST(A10_factor_on_the_device) {
+    float half = 0.5f;
+    dtr_buffer b = filled(N, 1), f = device_f32(1);
+    put(f, &half);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.premul = 100;
+    o.premul_device = f.data;
+    TH_OK(dtr_allreduce(th_group(), b, b, DTR_PREMUL_SUM, &o, NULL));
+    check(b, 1, 0.5f * (float)th_size(), "half the sum");
+    drop(b);
+    drop(f);
+    TH_AGREE();
+}
+END_TEST
+
+/* Z3: the rank with NaN learns of it, with the position; the group goes on. */
+START_TEST(Z3_nan) {
+    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+    go.nan_check = 1;
+    dtr_group *g = NULL;
+    TH_OK(dtr_group_create(th_world(), NULL, th_size(), &go, &g));
+    dtr_buffer b = filled(N, 1);
+    float *h = malloc(N * sizeof *h);
+    get(h, b);
+    h[1234] = NAN;
+    if (th_rank() == 0) {
+        put(b, h);
+    }
+    free(h);
+    dtr_status want = th_rank() == 0 ? DTR_ERR_NAN : DTR_OK;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), want);
+    if (th_rank() == 0) {
+        TH_MESSAGE("element 1234");
+    }
+    TH_AGREE();
+    th_good_allreduce(g);
+    drop(b);
+    TH_OK(dtr_group_destroy(g));
+}
+END_TEST
+
+/* ST5, A20: what is refused, pinned memory included, takes no number. */
+START_TEST(ST5_refusals_take_no_number) {
+    dtr_buffer b = filled(N, 1), none = { b.data, N, DTR_F32, { DTR_CUDA, 63 } };
+    float host[1] = { 0 };
+    uint64_t seq = dtr_group_seq(th_group());
+    TH_IS(dtr_allreduce(th_group(), none, none, DTR_SUM, NULL, NULL), DTR_ERR_DEVICE);
+    TH_MESSAGE("cuda:63");
+    TH_IS(dtr_allreduce(th_group(), b, dtr_cpu(host, N, DTR_F32), DTR_SUM, NULL, NULL),
+          DTR_ERR_DEVICE);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_BAND, NULL, NULL), DTR_ERR_DTYPE);
+    setenv("DTR_FAKE_CUDA_ERR", "cudaHostAlloc:1:2", 1);
+    dtr_fake_cuda_reload();
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL), DTR_ERR_NOMEM);
+    unsetenv("DTR_FAKE_CUDA_ERR");
+    dtr_fake_cuda_reload();
+    TH_IS(dtr_coalesce_begin(th_group()), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_IS(dtr_coalesce_end(th_group(), NULL), DTR_ERR_UNSUPPORTED);
+    TH_CHECK(dtr_group_seq(th_group()) == seq, "the sequence moved");
+    TH_AGREE();
+    TH_OK(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL));
+    check(b, 1, (float)th_size(), "sum");
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* GP9, A21: one warning where nobody asked for stage, none where the backend was named; what is not
+ * there is refused. */
+START_TEST(GP9_backend_texts) {
+    const char *const texts[] = { "cpu:auto,cuda:auto", "cpu:auto,cuda:stage", "cuda:stage" };
+    for (int i = 0; i < 3; i++) {
+        dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+        go.backend = texts[i];
+        dtr_group *g = NULL;
+        dtr_buffer b = filled(N, 2);
+        TH_OK(dtr_group_create(th_world(), NULL, th_size(), &go, &g));
+        th_log_clear();
+        TH_OK(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL));
+        TH_OK(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL));
+        check(b, 2, 1, texts[i]);
+        int warnings = th_log_count("travel through host memory");
+        TH_CHECK(warnings == (i == 0 && dtr_group_rank(g) == 0), "%d warnings", warnings);
+        drop(b);
+        TH_OK(dtr_group_destroy(g));
+    }
+    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    go.backend = "cpu:auto,cuda:nccl";
+    TH_STATUS(dtr_group_create(th_world(), NULL, th_size(), &go, &g), DTR_ERR_UNSUPPORTED);
+}
+END_TEST
+
+/* ST8: an abort while the copy from the device is held releases the waiter with the reason; the
+ * pinned memory is left alone until the copy has ended. */
+START_TEST(ST8_abort_in_mid_transfer) {
+    dtr_group *g = NULL;
+    cudaStream_t stream;
+    cudaEvent_t open;
+    TH_OK(dtr_group_create(th_world(), NULL, th_size(), NULL, &g));
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_fake_cuda_hold(open, 1);
+    cudaEventRecord(open, stream);
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    th_barrier();
+    if (th_rank() == 0) {
+        TH_IS(dtr_group_abort(g, "enough"), DTR_OK);
+    }
+    TH_IS(dtr_work_wait(w, -1), DTR_ERR_ABORTED);
+    TH_MESSAGE("enough");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    drop(b);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* An error of CUDA in mid-transfer breaks the group on every rank with one error. */
+START_TEST(an_error_of_cuda_breaks_the_group) {
+    dtr_group *g = NULL;
+    TH_OK(dtr_group_create(th_world(), NULL, th_size(), NULL, &g));
+    dtr_buffer b = filled(N, 1);
+    if (th_rank() == th_size() - 1) {
+        setenv("DTR_FAKE_CUDA_ERR", "cudaMemcpyAsync:1:700", 1);
+        dtr_fake_cuda_reload();
+    }
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
+    TH_CHECK(s == DTR_ERR_CUDA || (s < 0 && th_rank() != th_size() - 1), "%s", dtr_status_name(s));
+    unsetenv("DTR_FAKE_CUDA_ERR");
+    dtr_fake_cuda_reload();
+    th_barrier();
+    TH_CHECK(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL) == s, "a broken group stays broken");
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    drop(b);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "stage", 110);
+    th_add(tc, ST1_point_to_point, 2, 0);
+    th_add(tc, ST2_the_stream_comes_first, 1, 0);
+    th_add(tc, A10_factor_on_the_device, 1, 0);
+    th_add(tc, Z3_nan, 1, 0);
+    th_add(tc, ST5_refusals_take_no_number, 1, 0);
+    th_add(tc, GP9_backend_texts, 1, 0);
+    th_add(tc, ST8_abort_in_mid_transfer, 1, 0);
+    th_add(tc, an_error_of_cuda_breaks_the_group, 1, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "stage", make);
+}
