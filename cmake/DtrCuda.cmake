@@ -28,6 +28,7 @@ elseif(NOT choice MATCHES "^(OFF|NO|FALSE|0)$")
 endif()
 
 if(DTR_CUDA_ENABLED)
+  enable_language(CUDA)
   list(APPEND CMAKE_BUILD_RPATH "${PROJECT_BINARY_DIR}") # where programs with the static library find it
 endif()
 
@@ -36,7 +37,16 @@ function(dtr_add_cuda_library)
   if(NOT DTR_CUDA_ENABLED)
     return()
   endif()
-  add_library(dtr_cuda MODULE runtime/cuda/cuda_ops.c)
+  # The kernels keep to C: no contraction, as on the CPU, and nothing of the C++ library.
+  add_library(dtr_cuda_kernels OBJECT collectives/cuda/device_kernels.cu)
+  target_include_directories(dtr_cuda_kernels PRIVATE collectives)
+  target_compile_options(dtr_cuda_kernels PRIVATE -fmad=false
+    -Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-threadsafe-statics,-fvisibility=hidden)
+  if(DTR_WERROR)
+    target_compile_options(dtr_cuda_kernels PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
+  set_target_properties(dtr_cuda_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Shared)
+  add_library(dtr_cuda MODULE runtime/cuda/cuda_ops.c $<TARGET_OBJECTS:dtr_cuda_kernels>)
   target_include_directories(dtr_cuda PRIVATE $<TARGET_PROPERTY:dtr_runtime,INTERFACE_INCLUDE_DIRECTORIES>)
   target_link_libraries(dtr_cuda PRIVATE dtr_flags CUDA::cudart)
   # A path in LD_LIBRARY_PATH goes before the one of the toolkit, which is kept for an installation on this machine.
@@ -44,7 +54,7 @@ function(dtr_add_cuda_library)
   if(NOT DTR_SANITIZE)
     target_link_options(dtr_cuda PRIVATE LINKER:-z,defs)
   endif()
-  set_target_properties(dtr_cuda PROPERTIES C_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH TRUE
+  set_target_properties(dtr_cuda PROPERTIES LINKER_LANGUAGE C C_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH TRUE
     LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
   install(TARGETS dtr_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

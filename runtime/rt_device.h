@@ -37,7 +37,7 @@ typedef enum dtr__copy_kind {
  * function that is given a device makes it current and puts the caller's back, and leaves an error
  * of an earlier call of the program alone. Streams and events are CUDA's handles; NULL is the
  * default stream of the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 1 };
+enum { DTR__DEVICE_ABI = 2 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */
@@ -57,6 +57,9 @@ typedef struct dtr__device_ops {
     int (*copy)(int device, void *to, const void *from, size_t nbytes, dtr__copy_kind kind,
                 void *stream);
     int (*fill)(int device, void *ptr, int byte, size_t nbytes, void *stream);
+    /* A kernel by its number in cuda/device_kernels.h, with `blocks` of its 256 threads; *args is
+     * copied. */
+    int (*launch)(int device, int kernel, const void *args, unsigned blocks, void *stream);
     /* Streams do not wait for the default stream, nor it for them. */
     int (*stream_new)(int device, bool high_priority, void **stream);
     int (*stream_free)(int device, void *stream);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "tensor_device.h"
 #include "tensor_walk.h"
 
 typedef struct copy_types {
@@ -134,11 +135,13 @@ dtr_status dtr__tensor_apart(const dtr_tensor *dst, const dtr_tensor *src, dtr_t
 }
 
 dtr_status dtr_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream) {
-    (void)stream;
-    DTR_TRY(dtr__tensor_check_cpu(dst, "dst"));
-    DTR_TRY(dtr__tensor_check_cpu(src, "src"));
+    DTR_TRY(dtr__tensor_check(dst, "dst"));
+    DTR_TRY(dtr__tensor_check(src, "src"));
     DTR_TRY(dtr__tensor_check_writable(dst, "dst"));
     DTR_TRY(dtr__tensor_check_same_shape(dst, "dst", src, "src"));
+    if (dtr__tensor_on_device(dst) || dtr__tensor_on_device(src)) {
+        return dtr__device_tensor_copy(dst, src, stream);
+    }
     if (same_place(dst, src)) {
         return DTR_OK;
     }

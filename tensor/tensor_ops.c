@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "tensor_device.h"
 #include "tensor_walk.h"
 
 /* ---- fill ---- */
@@ -38,9 +39,11 @@ static void fill_run(void *arg, char *a, ptrdiff_t a_step, char *b, ptrdiff_t b_
 }
 
 dtr_status dtr_tensor_fill(dtr_tensor *t, double value, void *stream) {
-    (void)stream;
-    DTR_TRY(dtr__tensor_check_cpu(t, "tensor"));
+    DTR_TRY(dtr__tensor_check(t, "tensor"));
     DTR_TRY(dtr__tensor_check_writable(t, "tensor"));
+    if (dtr__tensor_on_device(t)) {
+        return dtr__device_tensor_fill(t, value, stream);
+    }
     fill_value v = { .size = dtr_dtype_size(t->dtype), .uniform = true };
     dtr__convert(v.bytes, t->dtype, &value, DTR_F64, 1);
     for (size_t i = 1; i < v.size; i++) {
@@ -165,11 +168,13 @@ static void combine_run(void *arg, char *y, ptrdiff_t y_step, char *x, ptrdiff_t
 }
 
 dtr_status dtr_tensor_scale(dtr_tensor *t, double alpha, void *stream) {
-    (void)stream;
-    DTR_TRY(dtr__tensor_check_cpu(t, "tensor"));
+    DTR_TRY(dtr__tensor_check(t, "tensor"));
     DTR_TRY(dtr__tensor_check_writable(t, "tensor"));
     DTR_REQUIRE(t->dtype != DTR_BOOL, NULL, DTR_ERR_DTYPE,
                 "a bool tensor cannot be scaled; numbers are needed");
+    if (dtr__tensor_on_device(t)) {
+        return dtr__device_tensor_scale(t, alpha, stream);
+    }
     dtr_dtype real = real_of(t->dtype);
     combine c = { .compute = compute_type(real), .y_real = real, .alpha = alpha };
     c.y_size = dtr_dtype_size(t->dtype);
@@ -190,9 +195,8 @@ static dtr_dtype wider(dtr_dtype a, dtr_dtype b) {
 }
 
 dtr_status dtr_tensor_axpy(dtr_tensor *y, double alpha, const dtr_tensor *x, void *stream) {
-    (void)stream;
-    DTR_TRY(dtr__tensor_check_cpu(y, "y"));
-    DTR_TRY(dtr__tensor_check_cpu(x, "x"));
+    DTR_TRY(dtr__tensor_check(y, "y"));
+    DTR_TRY(dtr__tensor_check(x, "x"));
     DTR_TRY(dtr__tensor_check_writable(y, "y"));
     DTR_REQUIRE(family(x->dtype) == family(y->dtype) && x->dtype != DTR_BOOL &&
                     y->dtype != DTR_BOOL,
@@ -200,6 +204,9 @@ dtr_status dtr_tensor_axpy(dtr_tensor *y, double alpha, const dtr_tensor *x, voi
                 "cannot add %s (x) to %s (y): both must be integers, both floats or both complex",
                 dtr_dtype_name(x->dtype), dtr_dtype_name(y->dtype));
     DTR_TRY(dtr__tensor_check_same_shape(y, "y", x, "x"));
+    if (dtr__tensor_on_device(y) || dtr__tensor_on_device(x)) {
+        return dtr__device_tensor_axpy(y, alpha, x, stream);
+    }
     dtr_tensor *copy = NULL;
     const dtr_tensor *from = NULL;
     DTR_TRY(dtr__tensor_apart(y, x, &copy, &from));
@@ -282,8 +289,11 @@ static void norm_walk(const dtr_tensor *t, norm *s, void (*block)(norm *, const 
 }
 
 dtr_status dtr_tensor_norm2(const dtr_tensor *t, double *out) {
-    DTR_TRY(dtr__tensor_check_cpu(t, "tensor"));
+    DTR_TRY(dtr__tensor_check(t, "tensor"));
     DTR_REQUIRE(out != NULL, NULL, DTR_ERR_ARG, "out is NULL; it says where to put the result");
+    if (dtr__tensor_on_device(t)) {
+        return dtr__device_tensor_norm2(t, out);
+    }
     norm s = { .real = real_of(t->dtype), .scale = 1 };
     s.size = dtr_dtype_size(t->dtype);
     s.parts = is_complex(t->dtype) ? 2 : 1;

@@ -9,13 +9,19 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t f32_bits(float f) {
+#ifdef __CUDACC__ /* kernels for device memory take them too */
+#define DTR_FORMAT static __host__ __device__ inline
+#else
+#define DTR_FORMAT static inline
+#endif
+
+DTR_FORMAT uint32_t f32_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
 }
 
-static inline float f32_from_bits(uint32_t u) {
+DTR_FORMAT float f32_from_bits(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
@@ -25,7 +31,7 @@ static inline float f32_from_bits(uint32_t u) {
  * `top` is the first code above the finite numbers: infinity, or NaN where the format has none. */
 #define FORMAT_BIAS(E) ((1u << ((E)-1)) - 1)
 
-static inline float small_decode(uint32_t code, int E, int M, uint32_t top) {
+DTR_FORMAT float small_decode(uint32_t code, int E, int M, uint32_t top) {
     const uint32_t sign = code >> (E + M) << 31;
     const uint32_t mag = code & ((1u << (E + M)) - 1);
     const float smallest = f32_from_bits((128 - FORMAT_BIAS(E) - (uint32_t)M) << 23);
@@ -38,7 +44,7 @@ static inline float small_decode(uint32_t code, int E, int M, uint32_t top) {
     return f32_from_bits(sign | bits);
 }
 
-static inline uint32_t small_encode(float f, int E, int M, uint32_t top, uint32_t nan) {
+DTR_FORMAT uint32_t small_encode(float f, int E, int M, uint32_t top, uint32_t nan) {
     const int shift = 23 - M;
     const uint32_t bits = f32_bits(f), mag = bits & 0x7fffffffu;
     const uint32_t rebias = (127 - FORMAT_BIAS(E)) << 23;
@@ -54,32 +60,32 @@ static inline uint32_t small_encode(float f, int E, int M, uint32_t top, uint32_
     return (bits >> 31 << (E + M)) | code;
 }
 
-static inline float f16_decode(uint16_t h) {
+DTR_FORMAT float f16_decode(uint16_t h) {
     return small_decode(h, 5, 10, 0x7c00);
 }
-static inline uint16_t f16_encode(float f) {
+DTR_FORMAT uint16_t f16_encode(float f) {
     return (uint16_t)small_encode(f, 5, 10, 0x7c00, 0x7e00);
 }
-static inline float f8e5m2_decode(uint8_t h) {
+DTR_FORMAT float f8e5m2_decode(uint8_t h) {
     return small_decode(h, 5, 2, 0x7c);
 }
-static inline uint8_t f8e5m2_encode(float f) {
+DTR_FORMAT uint8_t f8e5m2_encode(float f) {
     return (uint8_t)small_encode(f, 5, 2, 0x7c, 0x7e);
 }
 
 /* The one NaN of e4m3 is the code that infinity would have, were there one. */
-static inline float f8e4m3_decode(uint8_t h) {
+DTR_FORMAT float f8e4m3_decode(uint8_t h) {
     const float f = small_decode(h, 4, 3, 0x80);
     return (h & 0x7f) == 0x7f ? f32_from_bits((uint32_t)(h & 0x80) << 24 | 0x7fc00000u) : f;
 }
-static inline uint8_t f8e4m3_encode(float f) {
+DTR_FORMAT uint8_t f8e4m3_encode(float f) {
     return (uint8_t)small_encode(f, 4, 3, 0x7f, 0x7f);
 }
 
-static inline float bf16_decode(uint16_t h) {
+DTR_FORMAT float bf16_decode(uint16_t h) {
     return f32_from_bits((uint32_t)h << 16);
 }
-static inline uint16_t bf16_encode(float f) {
+DTR_FORMAT uint16_t bf16_encode(float f) {
     const uint32_t bits = f32_bits(f);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
@@ -89,7 +95,7 @@ static inline uint16_t bf16_encode(float f) {
  * A value is first cut to a float32 whose last bit is set when anything was cut off ("round to
  * odd"). float32 has at least two bits more than every format above, so rounding that to nearest
  * even gives what rounding the value itself would have given. */
-static inline float f32_odd_from_f64(double d) {
+DTR_FORMAT float f32_odd_from_f64(double d) {
     const float f = (float)d;
     const double back = f;
     uint32_t bits = f32_bits(f);
@@ -98,7 +104,7 @@ static inline float f32_odd_from_f64(double d) {
     return d != d ? f : f32_from_bits(bits);
 }
 
-static inline float f32_odd_from_i64(int64_t x) {
+DTR_FORMAT float f32_odd_from_i64(int64_t x) {
     /* From 2^53 on the lowest 11 bits do not fit in a double: the last bit kept stands for them. */
     const int64_t cut = (x & ~INT64_C(0x7ff)) | ((x & 0x7ff) != 0 ? 0x800 : 0);
     const int fits = x < INT64_C(1) << 53 && x > -(INT64_C(1) << 53);
@@ -107,7 +113,7 @@ static inline float f32_odd_from_i64(int64_t x) {
 
 /* ---- doubles to integers: toward zero, saturating, NaN gives 0 ---- */
 #define DEFINE_FROM_F64(name, T, low, high)               \
-    static inline T name##_from_double(double d) {        \
+    DTR_FORMAT T name##_from_double(double d) {           \
         d = d < (low) ? (low) : d;                        \
         return (T)(d != d ? 0 : d > (high) ? (high) : d); \
     }
@@ -116,7 +122,7 @@ DEFINE_FROM_F64(i8, int8_t, -128.0, 127.0)
 DEFINE_FROM_F64(i16, int16_t, -32768.0, 32767.0)
 DEFINE_FROM_F64(i32, int32_t, -2147483648.0, 2147483647.0)
 
-static inline int64_t i64_from_double(double d) {
+DTR_FORMAT int64_t i64_from_double(double d) {
     const int64_t inside = (int64_t)(fabs(d) < 0x1p63 ? d : 0);
     return d >= 0x1p63 ? INT64_MAX : d <= -0x1p63 ? INT64_MIN : inside;
 }

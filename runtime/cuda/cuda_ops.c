@@ -137,6 +137,19 @@ static int fill(int device, void *ptr, int byte, size_t nbytes, void *stream) {
     ON_DEVICE(device, cudaMemsetAsync(ptr, byte, nbytes, stream));
 }
 
+/* ---- kernels ---- */
+
+enum { KERNEL_THREADS = 256 };
+extern const void *const dtr__cuda_kernels[];
+
+/* The call returns its own status, where <<<>>> would leave it to cudaGetLastError (GP10). */
+static int launch(int device, int kernel, const void *args, unsigned blocks, void *stream) {
+    void *arguments[] = { (void *)(uintptr_t)args };
+    dim3 grid = { .x = blocks, .y = 1, .z = 1 }, block = { .x = KERNEL_THREADS, .y = 1, .z = 1 };
+    ON_DEVICE(device,
+              cudaLaunchKernel(dtr__cuda_kernels[kernel], grid, block, arguments, 0, stream));
+}
+
 /* ---- streams and events ---- */
 
 static cudaError_t new_stream(bool high_priority, cudaStream_t *stream) {
@@ -205,6 +218,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .owner = owner,
     .copy = copy,
     .fill = fill,
+    .launch = launch,
     .stream_new = stream_new,
     .stream_free = stream_free,
     .stream_query = stream_query,

@@ -186,18 +186,20 @@ DTR_API dtr_status dtr_tensor_clone(const dtr_tensor *tensor, dtr_tensor **out);
  * != 0; complex to real takes the real part. Equal types copy bits. Tensors that overlap are copied
  * as if through a third one. `stream` is ignored on the CPU.
  *  @collective no
- *  @blocking   until copied
- *  @gpu        DTR_ERR_UNSUPPORTED for tensors on a device
+ *  @blocking   until copied; on a device only where plain host memory takes part
+ *  @gpu        in order on the stream, NULL the default one. Contiguous tensors; equal types, or
+ * f16, bf16, f32 and f64 on one device; else DTR_ERR_UNSUPPORTED
  *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements of dst share memory), DTR_ERR_SHAPE,
- * DTR_ERR_UNSUPPORTED, DTR_ERR_NOMEM (overlap only)
+ * DTR_ERR_UNSUPPORTED, DTR_ERR_DEVICE, DTR_ERR_CUDA, DTR_ERR_NOMEM (overlap only)
  *  @since 0.1 */
 DTR_API dtr_status dtr_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream);
 
 /** Set every element to `value`, converted as dtr_tensor_copy converts a float64.
  *  @collective no
- *  @blocking   until done
- *  @gpu        DTR_ERR_UNSUPPORTED for a tensor on a device
- *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements share memory), DTR_ERR_UNSUPPORTED
+ *  @blocking   until done; not on a device
+ *  @gpu        one kernel on the stream, NULL the default one; contiguous tensors
+ *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements share memory), DTR_ERR_UNSUPPORTED,
+ * DTR_ERR_CUDA
  *  @since 0.1 */
 DTR_API dtr_status dtr_tensor_fill(dtr_tensor *tensor, double value, void *stream);
 
@@ -205,10 +207,11 @@ DTR_API dtr_status dtr_tensor_fill(dtr_tensor *tensor, double value, void *strea
  * alpha rounded to float32; integers compute in float64 (i64: long double), truncate toward zero
  * and saturate.
  *  @collective no
- *  @blocking   until done
- *  @gpu        DTR_ERR_UNSUPPORTED for a tensor on a device
+ *  @blocking   until done; not on a device
+ *  @gpu        one kernel on the stream, NULL the default one; contiguous tensors of f16, bf16,
+ * f32, f64, c64, c128
  *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements share memory), DTR_ERR_DTYPE (bool),
- * DTR_ERR_UNSUPPORTED
+ * DTR_ERR_UNSUPPORTED, DTR_ERR_CUDA
  *  @since 0.1 */
 DTR_API dtr_status dtr_tensor_scale(dtr_tensor *tensor, double alpha, void *stream);
 
@@ -216,10 +219,11 @@ DTR_API dtr_status dtr_tensor_scale(dtr_tensor *tensor, double alpha, void *stre
  * types may differ. Computed in the wider of the two computation types of dtr_tensor_scale and
  * rounded once to y's type. x and y may overlap.
  *  @collective no
- *  @blocking   until done
- *  @gpu        DTR_ERR_UNSUPPORTED for tensors on a device
+ *  @blocking   until done; not on a device
+ *  @gpu        one kernel on the stream, NULL the default one; types as dtr_tensor_scale, the same
+ * for both, on one device, contiguous and without overlap
  *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements of y share memory), DTR_ERR_DTYPE,
- * DTR_ERR_SHAPE, DTR_ERR_UNSUPPORTED, DTR_ERR_NOMEM (overlap only)
+ * DTR_ERR_SHAPE, DTR_ERR_UNSUPPORTED, DTR_ERR_DEVICE, DTR_ERR_CUDA, DTR_ERR_NOMEM (overlap only)
  *  @since 0.1 */
 DTR_API dtr_status dtr_tensor_axpy(dtr_tensor *y, double alpha, const dtr_tensor *x, void *stream);
 
@@ -227,8 +231,9 @@ DTR_API dtr_status dtr_tensor_axpy(dtr_tensor *y, double alpha, const dtr_tensor
  * guarded against overflow and underflow of the squares. NaN if an element is; 0 when empty.
  *  @collective no
  *  @blocking   until done
- *  @gpu        DTR_ERR_UNSUPPORTED for a tensor on a device
- *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_UNSUPPORTED
+ *  @gpu        runs in the default stream: other streams that write the tensor must have finished;
+ * types as dtr_tensor_scale, contiguous
+ *  @errors     DTR_ERR_ARG (NULL), DTR_ERR_UNSUPPORTED, DTR_ERR_NOMEM, DTR_ERR_CUDA
  *  @since 0.1 */
 DTR_API dtr_status dtr_tensor_norm2(const dtr_tensor *tensor, double *out);
 

@@ -1,0 +1,181 @@
+/* What the threads of each kernel do, as C that nvcc compiles into the kernels and gcc into the
+ * stand-in. `tid` of `threads` numbers the threads of the whole grid. */
+#ifndef DTR_DEVICE_BODIES_H
+#define DTR_DEVICE_BODIES_H
+
+#include "cuda/device_kernels.h"
+#include "kernels/formats.h"
+
+#ifdef __CUDACC__
+#define DTR__BODY static __device__ __forceinline__
+#define DTR__TOUCH(p) (p)
+typedef uint4 dtr__words;
+#else
+#define DTR__BODY static inline
+void *fake_touch(const void *p); /* of the stand-in: where the bytes of a device address are */
+#define DTR__TOUCH(p) fake_touch(p)
+typedef struct dtr__words {
+    uint32_t x, y, z, w;
+} dtr__words;
+#endif
+
+typedef uint16_t dtr__cell_f16;
+typedef uint16_t dtr__cell_bf16;
+typedef float dtr__cell_f32;
+typedef double dtr__cell_f64;
+
+/* ---- one element to and from the type of computation ---- */
+
+DTR__BODY float dtr__get_f16(uint16_t v) {
+    return f16_decode(v);
+}
+DTR__BODY float dtr__get_bf16(uint16_t v) {
+    return bf16_decode(v);
+}
+DTR__BODY float dtr__get_f32(float v) {
+    return v;
+}
+DTR__BODY double dtr__get_f64(double v) {
+    return v;
+}
+
+/* A double is rounded once: what reaches a 16-bit type through float32 is rounded to odd there. */
+DTR__BODY uint16_t dtr__put_f16(double v) {
+    return f16_encode(f32_odd_from_f64(v));
+}
+DTR__BODY uint16_t dtr__put_bf16(double v) {
+    return bf16_encode(f32_odd_from_f64(v));
+}
+DTR__BODY float dtr__put_f32(double v) {
+    return (float)v;
+}
+DTR__BODY double dtr__put_f64(double v) {
+    return v;
+}
+
+/* ---- groups ---- */
+
+#define DTR__DEFINE_GROUP(t)                                                           \
+    typedef union dtr__group_##t {                                                     \
+        dtr__words words[sizeof(dtr__cell_##t) / 2];                                   \
+        dtr__cell_##t cell[DTR__GROUP];                                                \
+    } dtr__group_##t;                                                                  \
+    DTR__BODY dtr__group_##t dtr__load_##t(const void *from, uint64_t group) {         \
+        dtr__group_##t g;                                                              \
+        const dtr__words *words = (const dtr__words *)from + group * (sizeof g / 16);  \
+        for (unsigned i = 0; i < sizeof g / 16; i++) {                                 \
+            g.words[i] = words[i];                                                     \
+        }                                                                              \
+        return g;                                                                      \
+    }                                                                                  \
+    DTR__BODY void dtr__store_##t(void *to, uint64_t group, const dtr__group_##t *g) { \
+        dtr__words *words = (dtr__words *)to + group * (sizeof *g / 16);               \
+        for (unsigned i = 0; i < sizeof *g / 16; i++) {                                \
+            words[i] = g->words[i];                                                    \
+        }                                                                              \
+    }
+#define DTR__DEFINE_GROUP_OF(t, c) DTR__DEFINE_GROUP(t)
+DTR__KERNEL_TYPES(DTR__DEFINE_GROUP_OF)
+
+/* ---- bodies ---- */
+
+DTR__BODY void dtr__body_fill(const dtr__kernel_args *a, uint64_t tid, uint64_t threads) {
+    unsigned char *y = (unsigned char *)DTR__TOUCH(a->y);
+    dtr__words pattern;
+    pattern.x = (uint32_t)a->pattern[0];
+    pattern.y = (uint32_t)(a->pattern[0] >> 32);
+    pattern.z = (uint32_t)a->pattern[1];
+    pattern.w = (uint32_t)(a->pattern[1] >> 32);
+    dtr__words *words = (dtr__words *)(y + a->head);
+    for (uint64_t i = tid; i < a->groups; i += threads) {
+        words[i] = pattern;
+    }
+    /* The bytes before and after: the pattern counts from the first multiple of 16. */
+    uint64_t end = a->head + 16 * a->groups;
+    for (uint64_t i = tid; i < a->head + (a->n - end); i += threads) {
+        uint64_t at = i < a->head ? i : end + (i - a->head), k = (at - a->head) & 15;
+        y[at] = (unsigned char)(a->pattern[k >> 3] >> (8 * (k & 7)));
+    }
+}
+
+#define DTR__DEFINE_BODIES(t, c)                                                                   \
+    DTR__BODY void dtr__body_scale_##t(const dtr__kernel_args *a, uint64_t tid,                    \
+                                       uint64_t threads) {                                         \
+        dtr__cell_##t *y = (dtr__cell_##t *)DTR__TOUCH(a->y);                                      \
+        const c alpha = (c)a->alpha;                                                               \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
+            dtr__group_##t v = dtr__load_##t(y, g);                                                \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
+                v.cell[i] = dtr__put_##t(dtr__get_##t(v.cell[i]) * alpha);                         \
+            }                                                                                      \
+            dtr__store_##t(y, g, &v);                                                              \
+        }                                                                                          \
+        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
+            y[i] = dtr__put_##t(dtr__get_##t(y[i]) * alpha);                                       \
+        }                                                                                          \
+    }                                                                                              \
+    DTR__BODY void dtr__body_axpy_##t(const dtr__kernel_args *a, uint64_t tid, uint64_t threads) { \
+        dtr__cell_##t *y = (dtr__cell_##t *)DTR__TOUCH(a->y);                                      \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
+        const c alpha = (c)a->alpha;                                                               \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
+            dtr__group_##t v = dtr__load_##t(y, g), w = dtr__load_##t(x, g);                       \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
+                v.cell[i] =                                                                        \
+                    dtr__put_##t(dtr__get_##t(v.cell[i]) + alpha * dtr__get_##t(w.cell[i]));       \
+            }                                                                                      \
+            dtr__store_##t(y, g, &v);                                                              \
+        }                                                                                          \
+        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
+            y[i] = dtr__put_##t(dtr__get_##t(y[i]) + alpha * dtr__get_##t(x[i]));                  \
+        }                                                                                          \
+    }                                                                                              \
+    DTR__BODY void dtr__body_squares_##t(const dtr__kernel_args *a, uint64_t tid,                  \
+                                         uint64_t threads) {                                       \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
+        double sum = 0;                                                                            \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
+            dtr__group_##t v = dtr__load_##t(x, g);                                                \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
+                const double d = (double)dtr__get_##t(v.cell[i]) * a->alpha;                       \
+                sum += d * d;                                                                      \
+            }                                                                                      \
+        }                                                                                          \
+        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
+            const double d = (double)dtr__get_##t(x[i]) * a->alpha;                                \
+            sum += d * d;                                                                          \
+        }                                                                                          \
+        ((double *)DTR__TOUCH(a->y))[tid] = sum;                                                   \
+    }                                                                                              \
+    DTR__BODY void dtr__body_largest_##t(const dtr__kernel_args *a, uint64_t tid,                  \
+                                         uint64_t threads) {                                       \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
+        double most = 0;                                                                           \
+        for (uint64_t i = tid; i < a->n; i += threads) {                                           \
+            const double d = fabs((double)dtr__get_##t(x[i]));                                     \
+            most = d > most || d != d ? d : most; /* a NaN stays */                                \
+        }                                                                                          \
+        ((double *)DTR__TOUCH(a->y))[tid] = most;                                                  \
+    }
+DTR__KERNEL_TYPES(DTR__DEFINE_BODIES)
+
+#define DTR__DEFINE_CAST(to, from)                                                       \
+    DTR__BODY void dtr__body_##to##_from_##from(const dtr__kernel_args *a, uint64_t tid, \
+                                                uint64_t threads) {                      \
+        dtr__cell_##to *y = (dtr__cell_##to *)DTR__TOUCH(a->y);                          \
+        const dtr__cell_##from *x = (const dtr__cell_##from *)DTR__TOUCH(a->x);          \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                            \
+            dtr__group_##from v = dtr__load_##from(x, g);                                \
+            dtr__group_##to w;                                                           \
+            for (int i = 0; i < DTR__GROUP; i++) {                                       \
+                w.cell[i] = dtr__put_##to(dtr__get_##from(v.cell[i]));                   \
+            }                                                                            \
+            dtr__store_##to(y, g, &w);                                                   \
+        }                                                                                \
+        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {        \
+            y[i] = dtr__put_##to(dtr__get_##from(x[i]));                                 \
+        }                                                                                \
+    }
+DTR__KERNEL_CASTS(DTR__DEFINE_CAST)
+
+#endif /* DTR_DEVICE_BODIES_H */

@@ -1,0 +1,20 @@
+/* Tensors in device memory: what the operations of tensor_ops.c and tensor_copy.c do there. */
+#ifndef DTR_TENSOR_DEVICE_H
+#define DTR_TENSOR_DEVICE_H
+
+#include "tensor_internal.h"
+
+static inline bool dtr__tensor_on_device(const dtr_tensor *t) {
+    return t->device.type != DTR_CPU;
+}
+
+/* DTR_ERR_UNSUPPORTED for tensors that are not contiguous, DTR_ERR_DEVICE for two on different
+ * devices. The tensors are checked otherwise; shapes are equal. */
+dtr_status dtr__device_tensor_fill(dtr_tensor *t, double value, void *stream);
+dtr_status dtr__device_tensor_scale(dtr_tensor *t, double alpha, void *stream);
+dtr_status dtr__device_tensor_axpy(dtr_tensor *y, double alpha, const dtr_tensor *x, void *stream);
+dtr_status dtr__device_tensor_norm2(const dtr_tensor *t, double *out);
+/* One of them may be in host memory. */
+dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream);
+
+#endif /* DTR_TENSOR_DEVICE_H */

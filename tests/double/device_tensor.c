@@ -1,0 +1,260 @@
+/* Tensors in device memory: the operations give what they give on the host. On the stand-in. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+#include <dtr/dtr.h>
+
+#include "fake_cuda.h"
+#include "unit.h"
+
+enum { LONGEST = 70001 };
+static const dtr_device gpu = { DTR_CUDA, 0 }, cpu = { DTR_CPU, 0 };
+static const dtr_dtype reals[] = { DTR_F16, DTR_BF16, DTR_F32, DTR_F64 };
+static const int64_t lengths[] = { 0, 1, 7, 8, 33, LONGEST };
+static dtr_world *world;
+static cudaStream_t stream;
+
+#define OK(call) ck_assert_msg((call) == DTR_OK, "%s: %s", #call, dtr_last_error_message())
+#define FAILS(call, status, text)                                                             \
+    do {                                                                                      \
+        ck_assert_int_eq((call), (status));                                                   \
+        ck_assert_msg(strstr(dtr_last_error_message(), (text)) != NULL, "the message is: %s", \
+                      dtr_last_error_message());                                              \
+    } while (0)
+
+static dtr_tensor *tensor(dtr_dtype type, dtr_device device, int64_t n) {
+    dtr_tensor *t = NULL;
+    OK(dtr_tensor_empty(world, type, device, DTR_MEM_DEFAULT, 1, &n, &t));
+    return t;
+}
+
+/* Numbers of all sizes that rounding treats differently, the same ones for one seed. */
+static dtr_tensor *numbers(dtr_dtype type, int64_t n, unsigned seed) {
+    dtr_tensor *wide = tensor(DTR_F64, cpu, n), *t = tensor(type, cpu, n);
+    double *v = dtr_tensor_data(wide);
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = ((double)rand_r(&seed) / RAND_MAX - 0.5) * (i % 5 == 0 ? 1e-6 : 100);
+    }
+    OK(dtr_tensor_copy(t, wide, NULL));
+    dtr_tensor_release(wide);
+    return t;
+}
+
+static dtr_tensor *uploaded(const dtr_tensor *t) {
+    dtr_tensor *there = tensor(dtr_tensor_dtype(t), gpu, dtr_tensor_shape(t)[0]);
+    OK(dtr_tensor_copy(there, t, stream));
+    return there;
+}
+
+static void check_same(const dtr_tensor *there, const dtr_tensor *expected, const char *what) {
+    dtr_dtype type = dtr_tensor_dtype(expected);
+    dtr_tensor *here = tensor(type, cpu, dtr_tensor_shape(expected)[0]);
+    OK(dtr_tensor_copy(here, there, stream));
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    size_t nbytes = dtr_tensor_numel(here) * dtr_dtype_size(type);
+    ck_assert_msg(memcmp(dtr_tensor_data(here), dtr_tensor_data(expected), nbytes) == 0,
+                  "%s of %zu %s differs from the host", what, dtr_tensor_numel(here),
+                  dtr_dtype_name(type));
+    dtr_tensor_release(here);
+}
+
+START_TEST(FILL_every_type_and_offset) {
+    for (dtr_dtype type = DTR_BOOL; type <= DTR_C128; type++) {
+        for (int64_t from = 0; from < 5; from++) {
+            dtr_tensor *t = tensor(type, cpu, 100), *view = NULL, *part = NULL;
+            OK(dtr_tensor_fill(t, 1, NULL));
+            dtr_tensor *there = uploaded(t);
+            OK(dtr_tensor_narrow(t, 0, from, 90, &view));
+            OK(dtr_tensor_narrow(there, 0, from, 90, &part));
+            OK(dtr_tensor_fill(view, 0.7, NULL));
+            OK(dtr_tensor_fill(part, 0.7, stream));
+            check_same(there, t, "fill");
+            dtr_tensor_release(view);
+            dtr_tensor_release(part);
+            dtr_tensor_release(there);
+            dtr_tensor_release(t);
+        }
+    }
+}
+END_TEST
+
+START_TEST(SCALE_and_axpy_are_those_of_the_host) {
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 6; i++) {
+            dtr_tensor *y = numbers(reals[k], lengths[i], 3), *x = numbers(reals[k], lengths[i], 4);
+            dtr_tensor *dy = uploaded(y), *dx = uploaded(x);
+            OK(dtr_tensor_scale(y, 1.0 / 3, NULL));
+            OK(dtr_tensor_scale(dy, 1.0 / 3, stream));
+            check_same(dy, y, "scale");
+            OK(dtr_tensor_axpy(y, -0.3, x, NULL));
+            OK(dtr_tensor_axpy(dy, -0.3, dx, stream));
+            check_same(dy, y, "axpy");
+            dtr_tensor_release(x);
+            dtr_tensor_release(y);
+            dtr_tensor_release(dx);
+            dtr_tensor_release(dy);
+        }
+    }
+}
+END_TEST
+
+START_TEST(SCALE_complex_and_odd_addresses) {
+    dtr_tensor *t = numbers(DTR_F32, 200, 5), *view = NULL, *part = NULL;
+    dtr_tensor *there = uploaded(t);
+    OK(dtr_tensor_narrow(t, 0, 1, 101, &view));
+    OK(dtr_tensor_narrow(there, 0, 1, 101, &part));
+    OK(dtr_tensor_scale(view, 7, NULL));
+    OK(dtr_tensor_scale(part, 7, stream));
+    check_same(there, t, "scale of a part");
+    dtr_tensor_release(view);
+    dtr_tensor_release(part);
+    dtr_tensor_release(there);
+    dtr_tensor_release(t);
+    t = tensor(DTR_C64, cpu, 9);
+    for (int i = 0; i < 18; i++) {
+        ((float *)dtr_tensor_data(t))[i] = (float)i + 0.25F;
+    }
+    there = uploaded(t);
+    OK(dtr_tensor_scale(t, 3, NULL));
+    OK(dtr_tensor_scale(there, 3, stream));
+    check_same(there, t, "scale");
+    dtr_tensor_release(there);
+    dtr_tensor_release(t);
+}
+END_TEST
+
+START_TEST(CAST_rounds_as_the_host) {
+    for (int to = 0; to < 4; to++) {
+        for (int from = 0; from < 4; from++) {
+            for (int i = 0; i < 6; i++) {
+                dtr_tensor *x = numbers(reals[from], lengths[i], 6), *dx = uploaded(x);
+                dtr_tensor *y = tensor(reals[to], cpu, lengths[i]);
+                dtr_tensor *dy = tensor(reals[to], gpu, lengths[i]);
+                OK(dtr_tensor_copy(y, x, NULL));
+                OK(dtr_tensor_copy(dy, dx, stream));
+                check_same(dy, y, "conversion");
+                dtr_tensor_release(x);
+                dtr_tensor_release(y);
+                dtr_tensor_release(dx);
+                dtr_tensor_release(dy);
+            }
+        }
+    }
+}
+END_TEST
+
+static double norm_there(const dtr_tensor *t) {
+    double out = -1;
+    dtr_tensor *there = uploaded(t);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    OK(dtr_tensor_norm2(there, &out));
+    dtr_tensor_release(there);
+    return out;
+}
+
+START_TEST(NORM_of_all_sizes) {
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 6; i++) {
+            dtr_tensor *t = numbers(reals[k], lengths[i], 8);
+            double here = -1, there = norm_there(t);
+            OK(dtr_tensor_norm2(t, &here));
+            ck_assert_msg(fabs(here - there) <= 1e-12 * here, "%.17g on the host, %.17g", here,
+                          there);
+            dtr_tensor_release(t);
+        }
+    }
+}
+END_TEST
+
+START_TEST(NORM_beyond_the_range_of_squares) {
+    dtr_tensor *t = tensor(DTR_F64, cpu, 3);
+    double *v = dtr_tensor_data(t);
+    v[0] = 3e200, v[1] = 0, v[2] = -4e200;
+    double got = norm_there(t);
+    ck_assert(fabs(got - 5e200) <= 1e-12 * 5e200);
+    v[0] = 3e-200, v[2] = 4e-200;
+    got = norm_there(t);
+    ck_assert(fabs(got - 5e-200) <= 1e-12 * 5e-200);
+    v[1] = INFINITY;
+    ck_assert(isinf(norm_there(t)));
+    v[2] = NAN;
+    ck_assert(isnan(norm_there(t)));
+    dtr_tensor_release(t);
+}
+END_TEST
+
+START_TEST(REFUSED_with_the_reason) {
+    dtr_tensor *f = tensor(DTR_F32, gpu, 8), *i = tensor(DTR_I32, gpu, 8);
+    dtr_tensor *h = tensor(DTR_F64, cpu, 8), *b = tensor(DTR_BF16, gpu, 8), *part = NULL;
+    dtr_tensor *matrix = NULL, *turned = NULL;
+    FAILS(dtr_tensor_scale(i, 2, stream), DTR_ERR_UNSUPPORTED, "is a i32 tensor in device memory");
+    FAILS(dtr_tensor_copy(f, i, stream), DTR_ERR_UNSUPPORTED, "no conversion of i32 (src)");
+    FAILS(dtr_tensor_copy(f, h, stream), DTR_ERR_UNSUPPORTED, "converts nothing");
+    FAILS(dtr_tensor_axpy(f, 1, h, stream), DTR_ERR_DEVICE, "y is on cuda:0 and x on cpu:0");
+    FAILS(dtr_tensor_axpy(f, 1, b, stream), DTR_ERR_UNSUPPORTED, "x is bf16 and y f32");
+    int64_t shape[] = { 2, 4 };
+    OK(dtr_tensor_reshape(f, 2, shape, &matrix));
+    OK(dtr_tensor_transpose(matrix, 0, 1, &turned));
+    FAILS(dtr_tensor_fill(turned, 0, stream), DTR_ERR_UNSUPPORTED, "not contiguous");
+    dtr_tensor_release(turned);
+    dtr_tensor_release(matrix);
+    OK(dtr_tensor_narrow(f, 0, 1, 4, &part));
+    dtr_tensor *first = NULL;
+    OK(dtr_tensor_narrow(f, 0, 0, 4, &first));
+    FAILS(dtr_tensor_copy(first, part, stream), DTR_ERR_UNSUPPORTED, "overlap in device memory");
+    dtr_tensor_release(first);
+    dtr_tensor_release(part);
+    dtr_tensor_release(b);
+    dtr_tensor_release(h);
+    dtr_tensor_release(i);
+    dtr_tensor_release(f);
+}
+END_TEST
+
+/* One launch each, on the caller's stream; a failing launch is an error with CUDA's code. */
+START_TEST(LAUNCH_on_the_stream_of_the_caller) {
+    dtr_tensor *t = tensor(DTR_F32, gpu, 1000);
+    char on[64];
+    snprintf(on, sizeof on, "stream=%p", (void *)stream);
+    dtr_fake_cuda_log_start();
+    OK(dtr_tensor_fill(t, 1, stream));
+    OK(dtr_tensor_scale(t, 2, stream));
+    ck_assert_int_eq(dtr_fake_cuda_log_count("cudaLaunchKernel dtr_kernel_"), 2);
+    ck_assert_int_eq(dtr_fake_cuda_log_count(on), 2);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("Synchronize"), 0);
+    ck_assert_int_eq(setenv("DTR_FAKE_CUDA_ERR", "cudaLaunchKernel:1:719", 1), 0);
+    dtr_fake_cuda_reload();
+    FAILS(dtr_tensor_scale(t, 2, stream), DTR_ERR_CUDA, "CUDA error 719");
+    ck_assert_int_eq(cudaGetLastError(), cudaSuccess);
+    ck_assert_int_eq(unsetenv("DTR_FAKE_CUDA_ERR"), 0);
+    dtr_fake_cuda_reload();
+    dtr_tensor_release(t);
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = tcase_create("tensor");
+    tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, FILL_every_type_and_offset);
+    tcase_add_test(tc, SCALE_and_axpy_are_those_of_the_host);
+    tcase_add_test(tc, SCALE_complex_and_odd_addresses);
+    tcase_add_test(tc, CAST_rounds_as_the_host);
+    tcase_add_test(tc, NORM_of_all_sizes);
+    tcase_add_test(tc, NORM_beyond_the_range_of_squares);
+    tcase_add_test(tc, REFUSED_with_the_reason);
+    tcase_add_test(tc, LAUNCH_on_the_stream_of_the_caller);
+    suite_add_tcase(s, tc);
+}
+
+int main(void) {
+    if (dtr_world_create(NULL, &world) != DTR_OK ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+        return 1;
+    }
+    int status = th_unit_main("device_tensor", make);
+    size_t left = dtr_fake_cuda_live("device") + dtr_fake_cuda_live("pinned");
+    return dtr_world_destroy(world) == DTR_OK && left == 0 ? status : 1;
+}
