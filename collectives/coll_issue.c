@@ -36,18 +36,19 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
 }
 
 /* One more record per entry of a batch; their numbers are behind the list. */
-static void write_entries(const dtr_work *w, dtr__record *r) {
-    uint64_t *numbers = dtr__batch_records(w);
-    for (size_t i = 0; i < w->call.n_batch; i++) {
-        const dtr_p2p *op = &w->call.batch[i];
-        r->kind = op->is_send ? DTR__K_SEND : DTR__K_RECV;
-        r->flags |= DTR__REC_MEMBER;
-        r->dtype_op = (uint8_t)op->buf.dtype;
-        r->root_or_peer = op->peer;
-        r->tag = op->tag;
-        r->count_in = r->count_out = op->buf.count;
-        r->nbytes = op->buf.count * dtr_dtype_size(op->buf.dtype);
-        numbers[i] = dtr__rec_begin(w->world, r);
+void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_p2p *batch,
+                              size_t n, uint64_t *numbers) {
+    dtr__record one = *r;
+    one.flags |= DTR__REC_MEMBER;
+    for (size_t i = 0; i < n; i++) {
+        const dtr_p2p *op = &batch[i];
+        one.kind = op->is_send ? DTR__K_SEND : DTR__K_RECV;
+        one.dtype_op = (uint8_t)op->buf.dtype;
+        one.root_or_peer = op->peer;
+        one.tag = op->tag;
+        one.count_in = one.count_out = op->buf.count;
+        one.nbytes = op->buf.count * dtr_dtype_size(op->buf.dtype);
+        numbers[i] = dtr__rec_begin(world, &one);
     }
 }
 
@@ -56,7 +57,8 @@ void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     dtr__work_fill_record(w, site, flags, &r);
     w->record = dtr__rec_begin(w->world, &r);
     if (w->call.kind == DTR__K_BATCH) {
-        write_entries(w, &r);
+        dtr__batch_write_records(w->world, &r, w->call.batch, w->call.n_batch,
+                                 dtr__batch_records(w));
     }
 }
 

@@ -35,7 +35,7 @@ static void link_running(dtr_group *g, dtr_work *w) {
     q->tail = w;
     w->linked = true;
     g->running += !w->inline_call;
-    if (q == &g->p2p && g->p2p_unstarted == NULL) {
+    if (q == &g->p2p && g->p2p_unstarted == NULL && !w->started) {
         g->p2p_unstarted = w;
     }
     double deadline = atomic_load_explicit(&w->deadline, memory_order_relaxed);

@@ -27,8 +27,10 @@ dtr_work *dtr__work_new(dtr__pool *pool, int refs); /* NULL: out of memory */
 void dtr__work_unref(dtr_work *w);
 /* Copy the counts or batch of `c` into the work's own storage. False: out of memory. */
 bool dtr__work_own_arrays(dtr_work *w, int size);
-/* Room for both arrays of counts, so that copying them cannot fail. False: out of memory. */
+/* Room for `n` counts per rank or for a batch of `n`, so that copying them cannot fail. False: out
+ * of memory. */
 bool dtr__work_reserve_counts(dtr_work *w, int size);
+bool dtr__work_reserve_batch(dtr_work *w, size_t n);
 
 /* End a work: final status and error (taken over unless it is the pool's), out of group->works.
  * Works with callbacks are put on `called` for dtr__callbacks_run, the others are done at once.
@@ -81,6 +83,9 @@ void dtr__work_keep_spare(dtr_group *g, dtr_work *w);
 static inline uint64_t *dtr__batch_records(const dtr_work *w) {
     return (uint64_t *)(w->call.batch + w->call.n_batch);
 }
+/* One more record per entry of a batch, like `r` otherwise. */
+void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_p2p *batch,
+                              size_t n, uint64_t *numbers);
 /* State and time in the record, and in those of a batch's entries. */
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status);
 void dtr__work_write_nan_error(dtr_work *w, const dtr_work *culprit);

@@ -1,4 +1,4 @@
-/* Repeats of small blocking collectives: finding what is known of a call, running it without a
+/* Repeats of small blocking operations: finding what is known of a call, running it without a
  * work, and handing it to the engine when it takes long. */
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,7 @@ enum {
     LOOKS_ALONE = 64,    /* before other groups must move, where there is no progress thread */
     LOOKS_AT_ONCE = 8,   /* fewer take less than it is worth to look at the time again */
     CALLS_PER_NEWS = 64, /* between two looks for news of broken groups */
+    BATCH_MOST = 8,      /* entries of a batch */
 };
 
 struct dtr__repeats {
@@ -49,9 +50,26 @@ static bool same_counts(const size_t *own, const size_t *asked, const size_t *no
                        : (asked == NULL) == (now == NULL);
 }
 
+static bool same_batch(const dtr_group *g, const dtr__repeat *p, const dtr__request *r) {
+    const dtr_p2p *a = p->call.batch, *b = r->batch;
+    if (r->n_batch != p->call.n_batch || b == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < r->n_batch; i++, a++, b++) {
+        if (a->is_send != b->is_send || a->peer != b->peer || a->tag != b->tag ||
+            a->buf.data != b->buf.data || !same_shape(&a->buf, &b->buf)) {
+            return false;
+        }
+    }
+    return dtr__work_reserve_batch(g->spare, r->n_batch);
+}
+
 /* The work that a long call becomes copies the arrays, which must not fail once data is shown. */
 static bool same_arrays(const dtr_group *g, const dtr__repeat *p, const dtr__request *r) {
     const dtr__call *c = &p->call;
+    if (c->n_batch > 0) {
+        return same_batch(g, p, r);
+    }
     return same_counts(c->in_counts, p->asked.in_counts, r->in_counts, g->size) &&
            same_counts(c->out_counts, p->asked.out_counts, r->out_counts, g->size) &&
            dtr__work_reserve_counts(g->spare, g->size);
@@ -60,9 +78,10 @@ static bool same_arrays(const dtr_group *g, const dtr__repeat *p, const dtr__req
 static bool same_request(const dtr__repeat *p, const dtr__request *r) {
     const dtr__request *q = &p->asked;
     return p->id != 0 && r->kind == q->kind && r->op == q->op && r->root == q->root &&
-           r->options == NULL && r->finish == NULL && r->tag_word == q->tag_word &&
-           r->divisor == q->divisor && same_shape(&r->in, &q->in) && same_shape(&r->out, &q->out) &&
-           dtr__call_site_is(&p->call, r->return_address) && fine_pointers(p, r);
+           r->tag == q->tag && r->options == NULL && r->finish == NULL &&
+           r->tag_word == q->tag_word && r->divisor == q->divisor && same_shape(&r->in, &q->in) &&
+           same_shape(&r->out, &q->out) && dtr__call_site_is(&p->call, r->return_address) &&
+           fine_pointers(p, r);
 }
 
 static bool is_idle(const dtr_group *g) {
@@ -74,8 +93,14 @@ static bool is_idle(const dtr_group *g) {
 
 /* ---- learning ---- */
 
-static bool need_room(const dtr_group *g, dtr__repeat *p, bool arrays) {
+static bool need_room(const dtr_group *g, dtr__repeat *p, dtr__kind kind, bool arrays) {
     size_t n = (size_t)g->size;
+    if (kind == DTR__K_BATCH && p->batch == NULL) {
+        p->batch = calloc(BATCH_MOST, sizeof *p->batch + sizeof(uint64_t));
+    }
+    if (dtr__kind_is_p2p(kind)) {
+        return kind != DTR__K_BATCH || p->batch != NULL;
+    }
     if (p->moves.parts == NULL) {
         p->moves.parts = calloc(n, sizeof *p->moves.parts);
     }
@@ -96,7 +121,7 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
     const dtr__call *c = &w->call;
     size_t size = dtr_dtype_size(c->dtype);
     if (w->backend->repeat_accept == NULL || c->told != NULL || r->options != NULL ||
-        r->finish != NULL || rule->peer || (unsigned)r->kind > DTR__K_BARRIER) {
+        r->finish != NULL || (unsigned)r->kind > DTR__K_BATCH || c->n_batch > BATCH_MOST) {
         return;
     }
     if (g->repeats == NULL) {
@@ -106,7 +131,7 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
         }
     }
     dtr__repeat *p = &g->repeats->of[slot_of(r)];
-    if (!need_room(g, p, rule->arrays) ||
+    if (!need_room(g, p, r->kind, rule->arrays) ||
         !w->backend->repeat_accept(g, w->backend_state, c, &p->moves)) {
         return;
     }
@@ -114,9 +139,13 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
     p->asked = *r;
     p->backend = backend;
     p->call = *c;
-    p->arrays = rule->arrays;
+    p->arrays = rule->arrays || c->n_batch > 0;
+    p->p2p = dtr__kind_is_p2p(r->kind);
     keep_counts(p->counts, &p->call.in_counts, g->size);
     keep_counts(p->counts != NULL ? p->counts + g->size : NULL, &p->call.out_counts, g->size);
+    if (c->n_batch > 0) {
+        p->call.batch = memcpy(p->batch, c->batch, c->n_batch * sizeof *c->batch);
+    }
     p->one_buffer = rule->one_buffer;
     p->may_be_same = rule->overlap == SAME_BUFFER;
     p->in_bytes = c->in_count * size;
@@ -129,6 +158,7 @@ void dtr__repeats_free(dtr_group *g) {
     for (int i = 0; g->repeats != NULL && i < REPEATS; i++) {
         free(g->repeats->of[i].moves.parts);
         free(g->repeats->of[i].counts);
+        free(g->repeats->of[i].batch);
     }
     free(g->repeats);
     g->repeats = NULL;
@@ -146,33 +176,53 @@ static bool alone(const dtr_group *g, unsigned looks, bool has_thread, dtr__back
     return !dtr__backoff_due(g->world, backoff);
 }
 
+static uint64_t *records_of(const dtr__repeat *p) {
+    return (uint64_t *)(p->call.batch + p->call.n_batch);
+}
+
+static void finish_record(dtr_group *g, const dtr__repeat *p, uint64_t record, int64_t now) {
+    dtr__rec_finish(g->world, record, now);
+    for (size_t i = 0; i < p->call.n_batch; i++) {
+        dtr__rec_finish(g->world, records_of(p)[i], now);
+    }
+}
+
+typedef enum progress { NOT_BEGUN, UNDER_WAY, FINISHED } progress;
+
 /* Issue time and record come after the post: they are made while it is on its way. The record's
  * place is taken before, because that would wait for the post to arrive. */
-static bool run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
+static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     const dtr__backend *b = g->backend[p->backend];
     void *state = g->backend_state[p->backend];
     bool has_thread = dtr__progress_has_thread(g->world);
     bool claimed = false;
     dtr__backoff backoff = { 0 };
     *record = dtr__rec_claim(g->world, &claimed);
-    b->repeat_post(g, state, p);
+    bool begun = b->repeat_post(g, state, p);
     p->call.issued_ns = dtr__stamp_ns();
     p->record.t_issued = p->call.issued_ns;
     p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
     if (claimed) {
         dtr__rec_fill(g->world, *record, &p->record);
     }
+    if (p->call.n_batch > 0) {
+        dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
+                                 records_of(p));
+    }
+    if (!begun) {
+        return NOT_BEGUN;
+    }
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
         if (found > 0) {
-            dtr__rec_finish(g->world, *record,
-                            looks < LOOKS_AT_ONCE ? p->call.issued_ns : dtr__stamp_ns());
+            finish_record(g, p, *record,
+                          looks < LOOKS_AT_ONCE ? p->call.issued_ns : dtr__stamp_ns());
         }
         if (found != 0) {
-            return found > 0;
+            return found > 0 ? FINISHED : UNDER_WAY;
         }
         if (!alone(g, looks, has_thread, &backoff)) {
-            return false;
+            return UNDER_WAY;
         }
     }
 }
@@ -183,14 +233,17 @@ static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uin
     dtr_work *w = g->spare;
     g->spare = NULL;
     (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* room for arrays is there */
-    w->seq = p->record.seq;
+    w->seq = p->p2p ? p->record.p2p_seq : p->record.seq;
     w->issue = p->record.op_id;
     w->record = record;
-    if (!started) {
+    if (record == 0) {
         dtr__work_write_record(w, dtr__call_site_cached(&w->call), 0);
-    } else {
+    } else if (p->call.n_batch > 0) {
+        memcpy(dtr__batch_records(w), records_of(p), p->call.n_batch * sizeof(uint64_t));
+    }
+    if (started) {
         w->started = true;
-        w->backend->repeat_go_on(g, w->backend_state, &w->call);
+        w->backend->repeat_go_on(g, w->backend_state, w);
     }
     dtr_status s = dtr__work_run_numbered(g, w);
     dtr__work_keep_spare(g, w);
@@ -213,13 +266,15 @@ bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
     p->call.issued_ns = 0;
     /* Who has issued something before this got its numbers has counted it as active before. */
-    p->record.seq = atomic_fetch_add_explicit(&g->seq, 1, memory_order_acq_rel) + 1;
+    uint64_t seq =
+        atomic_fetch_add_explicit(p->p2p ? &g->p2p_seq : &g->seq, 1, memory_order_acq_rel) + 1;
+    *(p->p2p ? &p->record.p2p_seq : &p->record.seq) = seq;
     p->record.op_id = atomic_fetch_add_explicit(&g->issued, 1, memory_order_acq_rel) + 1;
     bool first = atomic_load_explicit(&g->active, memory_order_acquire) == 0;
-    uint64_t seq = p->record.seq;
     *status = DTR_OK;
-    if (!first || !run(g, p, &record)) {
-        *status = go_on(g, p, r, record, first);
+    progress how = first ? run(g, p, &record) : NOT_BEGUN;
+    if (how != FINISHED) {
+        *status = go_on(g, p, r, record, how == UNDER_WAY);
     }
     pthread_mutex_unlock(g->progress);
     if (seq % CALLS_PER_NEWS == 0 || *status < 0) {

@@ -1,4 +1,4 @@
-/* Repeats: small blocking collectives that a program calls again and again.
+/* Repeats: small blocking operations that a program calls again and again.
  *
  * The first call of a sort goes the ordinary way. What that found out - that its arguments are
  * good, its fingerprint, its backend, the text of its record - stays with the group. The next call
@@ -32,9 +32,10 @@ typedef struct dtr__repeat {
     uint64_t id;                /* never used twice in a group; 0: empty */
     dtr__request asked;         /* compared with what is asked now */
     size_t in_bytes, out_bytes; /* that must be there and apart; 0: not looked at */
-    bool one_buffer, may_be_same, arrays;
+    bool one_buffer, may_be_same, arrays, p2p;
     int backend;
     size_t *counts;     /* [2][group size], what the arrays of `call` are in, once needed */
+    dtr_p2p *batch;     /* the same of a batch, and behind it the numbers of its last records */
     dtr__call call;     /* in, out and issued_ns are the last one's */
     dtr__record record; /* the numbers and times are the last one's */
     int64_t limit_ns;   /* from issue to deadline; 0: none */

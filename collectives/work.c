@@ -110,6 +110,10 @@ bool dtr__work_reserve_counts(dtr_work *w, int size) {
     return reserve(w, 2 * (size_t)size * sizeof(size_t)) != NULL;
 }
 
+bool dtr__work_reserve_batch(dtr_work *w, size_t n) {
+    return reserve(w, n * (sizeof(dtr_p2p) + sizeof(uint64_t))) != NULL;
+}
+
 bool dtr__work_own_arrays(dtr_work *w, int size) {
     dtr__call *c = &w->call;
     size_t n = (size_t)size, counts = (c->in_counts != NULL) + (c->out_counts != NULL);

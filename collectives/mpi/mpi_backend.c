@@ -5,6 +5,7 @@
 
 #include "declare.h"
 #include "mpi/mpi_internal.h"
+#include "repeat.h"
 
 /* Cancelled transfers that do not end within this time, per group, are left behind. */
 static const double CANCEL_PATIENCE_S = 0.05, CLOSE_PATIENCE_S = 0.25;
@@ -218,6 +219,31 @@ static const char *mpi_waits_for(dtr_group *group, void *opaque, dtr_work *w, ch
     return text;
 }
 
+/* ---- repeats: small messages ---- */
+
+static bool repeat_accept(dtr_group *group, void *opaque, const dtr__call *c, dtr__moves *m) {
+    (void)group;
+    (void)opaque;
+    (void)m;
+    return dtr__kind_is_p2p(c->kind) && dtr__mpi_p2p_repeat_accept(c);
+}
+
+static bool repeat_post(dtr_group *group, void *opaque, const dtr__repeat *p) {
+    return dtr__mpi_p2p_repeat_post(group, opaque, &p->call);
+}
+
+static int repeat_look(dtr_group *group, void *opaque, const dtr__repeat *p) {
+    (void)p;
+    return dtr__mpi_p2p_repeat_look(group, opaque);
+}
+
+static void repeat_go_on(dtr_group *group, void *opaque, dtr_work *w) {
+    dtr__mpi_state *state = opaque;
+    (void)group;
+    w->request = state->repeating;
+    state->repeating = NULL;
+}
+
 const dtr__backend dtr__backend_mpi = {
     .name = "mpi",
     .device = DTR_CPU,
@@ -228,4 +254,8 @@ const dtr__backend dtr__backend_mpi = {
     .progress = mpi_progress,
     .cancel = mpi_cancel,
     .waits_for = mpi_waits_for,
+    .repeat_accept = repeat_accept,
+    .repeat_post = repeat_post,
+    .repeat_look = repeat_look,
+    .repeat_go_on = repeat_go_on,
 };

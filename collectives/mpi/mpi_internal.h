@@ -106,12 +106,13 @@ typedef struct dtr__mpi_loose dtr__mpi_loose;
 /* Per group. */
 typedef struct dtr__mpi_state {
     dtr__mpi_tuning tuning;
-    bool ring;             /* several nodes with several ranks each: allgather as a ring */
-    dtr__mpi_sched *sched; /* the collective under way, or ready for the next one */
-    dtr__mpi_sched *left;  /* schedules of cancelled works with transfers that did not end */
-    dtr__mpi_p2p *idle;    /* free p2p operations */
-    dtr__mpi_p2p *live;    /* those under way, also of batches */
-    dtr__mpi_p2p *stuck;   /* cancelled ones whose transfers did not end */
+    bool ring;               /* several nodes with several ranks each: allgather as a ring */
+    dtr__mpi_sched *sched;   /* the collective under way, or ready for the next one */
+    dtr__mpi_sched *left;    /* schedules of cancelled works with transfers that did not end */
+    dtr__mpi_p2p *idle;      /* free p2p operations */
+    dtr__mpi_p2p *live;      /* those under way, also of batches */
+    dtr__mpi_p2p *stuck;     /* cancelled ones whose transfers did not end */
+    dtr__mpi_p2p *repeating; /* those of a repeated call, which has no work yet */
     size_t n_idle;
     uint64_t sends;        /* payloads sent, gives the payload tag */
     dtr__mpi_loose *loose; /* refusals under way and refused payloads being swallowed */
@@ -191,6 +192,10 @@ dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work 
 dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done);
 /* True when nothing is left behind. */
 bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w);
+/* See dtr__backend; what is in state->repeating becomes a work's. */
+bool dtr__mpi_p2p_repeat_accept(const dtr__call *c);
+bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c);
+int dtr__mpi_p2p_repeat_look(const dtr_group *group, dtr__mpi_state *state);
 void dtr__mpi_p2p_waits_for(const dtr_group *group, const dtr_work *w, char *text, size_t cap);
 /* mpi_alive false: MPI is gone, nothing can be cancelled and nothing is touched any more. */
 void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive);

@@ -43,8 +43,10 @@ struct dtr__mpi_p2p {
     struct dtr__mpi_p2p *sibling;     /* unfinished operations of one work, or the idle list */
     struct dtr__mpi_p2p *next, *prev; /* state->live or state->stuck */
     bool is_send;
-    bool arrived; /* receive: the header is here and fits */
-    bool refused; /* send: the receiver's terms are in `other` */
+    bool arrived;       /* receive: the header is here and fits */
+    bool refused;       /* send: the receiver's terms are in `other` */
+    bool here;          /* receive of a repeat: MPI has given the message, from `source` */
+    int source, failed; /* failed: what MPI said to a repeat */
     int peer, tag;
     size_t index; /* in the batch */
     char *data;
@@ -115,8 +117,8 @@ static size_t first_piece(size_t nbytes) {
 
 /* ---- texts ---- */
 
-static void note_site(const dtr_work *w, dtr__mpi_p2p *p) {
-    memcpy(p->own.site, dtr__call_site_cached(&w->call), SITE_MAX);
+static void note_site(const dtr__call *c, dtr__mpi_p2p *p) {
+    memcpy(p->own.site, dtr__call_site_cached(c), SITE_MAX);
 }
 
 static dtr_status mismatch(const dtr_work *w, const dtr__mpi_p2p *p) {
@@ -247,10 +249,11 @@ static dtr_status post_body(const dtr_group *group, const dtr_work *w, dtr__mpi_
     return DTR_OK;
 }
 
-static dtr_status post_send(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
-                            dtr__mpi_p2p *p) {
+/* The first message, or the receive for it; what MPI says. */
+static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
+                     dtr__mpi_p2p *p) {
     header *h = &p->message.header;
-    note_site(w, p);
+    note_site(c, p);
     *h = (header){ .terms = p->own, .group = group->uid };
     size_t nbytes = sizeof *h;
     if (p->nbytes <= INLINE_MAX) {
@@ -265,19 +268,23 @@ static dtr_status post_send(const dtr_group *group, dtr__mpi_state *state, const
         h->serial = p->serial;
         h->payload = (uint32_t)p->payload;
     }
-    P2P_MPI(w, MPI_Isend, &p->message, (int)nbytes, MPI_BYTE, p->peer, DTR__MPI_TAG_HEADER | p->tag,
-            group->comm, &p->head);
-    return p->payload != 0 ? post_body(group, w, p) : DTR_OK;
+    return MPI_Isend(&p->message, (int)nbytes, MPI_BYTE, p->peer, DTR__MPI_TAG_HEADER | p->tag,
+                     group->comm, &p->head);
+}
+
+static int recv_head(const dtr_group *group, dtr__mpi_p2p *p) {
+    int from = p->peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->peer;
+    return MPI_Irecv(&p->message, sizeof p->message, MPI_BYTE, from, DTR__MPI_TAG_HEADER | p->tag,
+                     group->comm, &p->head);
 }
 
 static dtr_status post(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
                        dtr__mpi_p2p *p) {
     if (p->is_send) {
-        return post_send(group, state, w, p);
+        P2P_MPI(w, send_head, group, state, &w->call, p);
+        return p->payload != 0 ? post_body(group, w, p) : DTR_OK;
     }
-    int from = p->peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->peer;
-    P2P_MPI(w, MPI_Irecv, &p->message, sizeof p->message, MPI_BYTE, from,
-            DTR__MPI_TAG_HEADER | p->tag, group->comm, &p->head);
+    P2P_MPI(w, recv_head, group, p);
     return DTR_OK;
 }
 
@@ -312,6 +319,9 @@ static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_w
                             dtr__mpi_p2p *p, bool *done) {
     int complete = 1;
     *done = false;
+    if (p->failed != MPI_SUCCESS) {
+        return mpi_failed(w, p->failed, "MPI_Test", __LINE__);
+    }
     if (p->head != MPI_REQUEST_NULL) {
         P2P_MPI(w, MPI_Test, &p->head, &complete, MPI_STATUS_IGNORE);
     }
@@ -331,7 +341,7 @@ static dtr_status accept(const dtr_group *group, dtr__mpi_state *state, const dt
     p->arrived = true;
     if (h->terms.dtype != p->own.dtype || h->terms.count != p->own.count) {
         p->other = h->terms;
-        note_site(w, p);
+        note_site(&w->call, p);
         if (h->payload != 0) {
             refuse(group, state, p);
         }
@@ -350,13 +360,19 @@ static dtr_status accept(const dtr_group *group, dtr__mpi_state *state, const dt
 static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                             dtr__mpi_p2p *p, bool *done) {
     *done = false;
+    if (p->failed != MPI_SUCCESS) {
+        return mpi_failed(w, p->failed, "MPI_Test", __LINE__);
+    }
     if (!p->arrived) {
-        int complete = 0;
-        MPI_Status status;
-        P2P_MPI(w, MPI_Test, &p->head, &complete, &status);
+        int complete = p->here;
+        MPI_Status status = { .MPI_SOURCE = p->source };
+        if (!p->here) {
+            P2P_MPI(w, MPI_Test, &p->head, &complete, &status);
+        }
         if (!complete) {
             return DTR_OK;
         }
+        p->here = false;
         if (p->message.header.group != group->uid) {
             /* Left over from a broken group whose communicator was like this one. */
             return post(group, state, w, p);
@@ -459,16 +475,26 @@ static dtr_status move(const dtr_group *group, dtr__mpi_state *state, dtr_work *
     return status;
 }
 
-dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
-    const dtr__call *c = &w->call;
-    dtr_p2p single = { .is_send = c->kind == DTR__K_SEND,
+/* The operations of a call; `room` is for a single one. */
+static const dtr_p2p *list_of(const dtr__call *c, dtr_p2p *room, size_t *n) {
+    if (c->kind == DTR__K_BATCH) {
+        *n = c->n_batch;
+        return c->batch;
+    }
+    *n = 1;
+    *room = (dtr_p2p){ .is_send = c->kind == DTR__K_SEND,
                        .buf = dtr_cpu(c->out, c->in_count, c->dtype),
                        .peer = c->root,
                        .tag = c->tag };
-    bool batch = c->kind == DTR__K_BATCH;
+    return room;
+}
+
+dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
+    dtr_p2p single;
+    size_t n = 0;
+    const dtr_p2p *ops = list_of(&w->call, &single, &n);
     dtr__mpi_p2p *list = NULL;
-    dtr_status status =
-        start_list(group, state, w, batch ? c->batch : &single, batch ? c->n_batch : 1, &list);
+    dtr_status status = start_list(group, state, w, ops, n, &list);
     w->request = list;
     return status < 0 ? status : move(group, state, w, done);
 }
@@ -478,6 +504,81 @@ dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_wo
         sweep_loose(state);
     }
     return move(group, state, w, done);
+}
+
+/* ---- repeats: messages that fit into the first one ----
+ * Posted like others, but looked at without a work. What takes long or does not fit gets one. */
+
+bool dtr__mpi_p2p_repeat_accept(const dtr__call *c) {
+    dtr_p2p single;
+    size_t n = 0;
+    const dtr_p2p *ops = list_of(c, &single, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (ops[i].buf.count * dtr_dtype_size(ops[i].buf.dtype) > INLINE_MAX) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* False when nothing has been given to MPI. */
+bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c) {
+    dtr_p2p single;
+    size_t n = 0;
+    const dtr_p2p *ops = list_of(c, &single, &n);
+    dtr__mpi_p2p **tail = &state->repeating;
+    if (state->n_idle < n) {
+        return false;
+    }
+    for (size_t k = 0; k < 2 * n; k++) { /* receives first, as in start_list */
+        const dtr_p2p *op = &ops[k % n];
+        if (op->is_send != (k >= n)) {
+            continue;
+        }
+        dtr__mpi_p2p *p = add(state, op, k % n, &tail); /* from the idle ones */
+        p->failed = p->is_send ? send_head(group, state, c, p) : recv_head(group, p);
+    }
+    return true;
+}
+
+/* 1: complete; 0: not yet; -1: not as it should be. */
+static int look(const dtr_group *group, dtr__mpi_p2p *p) {
+    int complete = 0;
+    MPI_Status status;
+    if (p->failed == MPI_SUCCESS) {
+        p->failed = MPI_Test(&p->head, &complete, &status);
+    }
+    if (p->failed != MPI_SUCCESS || !complete || p->is_send) {
+        return p->failed != MPI_SUCCESS ? -1 : complete;
+    }
+    const header *h = &p->message.header;
+    p->here = true;
+    p->source = status.MPI_SOURCE;
+    if (h->group != group->uid || h->terms.dtype != p->own.dtype ||
+        h->terms.count != p->own.count || h->payload != 0) {
+        return -1;
+    }
+    if (p->nbytes != 0) {
+        memcpy(p->data, p->message.payload, p->nbytes);
+    }
+    return 1;
+}
+
+int dtr__mpi_p2p_repeat_look(const dtr_group *group, dtr__mpi_state *state) {
+    for (dtr__mpi_p2p **link = &state->repeating; *link != NULL;) {
+        dtr__mpi_p2p *p = *link;
+        int found = look(group, p);
+        if (found < 0) {
+            return -1;
+        }
+        if (found == 0) {
+            link = &p->sibling;
+            continue;
+        }
+        *link = p->sibling;
+        give_back(state, p);
+    }
+    return state->repeating == NULL;
 }
 
 static int waits_for_one(const dtr_group *group, const dtr__mpi_p2p *p, char *text, size_t cap) {

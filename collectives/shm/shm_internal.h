@@ -165,9 +165,9 @@ void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *
 
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);
-void dtr__shm_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
+bool dtr__shm_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
 int dtr__shm_repeat_look(dtr_group *g, void *state, const struct dtr__repeat *p);
-void dtr__shm_repeat_go_on(dtr_group *g, void *state, const dtr__call *c);
+void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w);
 
 /* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
  * slice is complete. */

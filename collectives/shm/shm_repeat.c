@@ -45,7 +45,7 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
     const dtr__shm_state *s = state;
     size_t give = c->in_count * dtr_dtype_size(c->dtype);
     dtr__part *parts = m->parts;
-    if (c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
+    if (dtr__kind_is_p2p(c->kind) || c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
         return false;
     }
     *m = (dtr__moves){ .gives = give > 0 && dtr__shm_gives(g, c, g->rank),
@@ -98,7 +98,7 @@ static inline void copy(unsigned char *to, const unsigned char *from, size_t n) 
     }
 }
 
-void dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
+bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     uint64_t n = ++s->n;
     dtr__shm_post *post = &s->me->post[n & 1];
@@ -119,6 +119,7 @@ void dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
         copy(post->data, p->call.in, p->moves.give);
     }
     atomic_store_explicit(&post->posted, dtr__shm_mark(n, 0), memory_order_release);
+    return true;
 }
 
 static void reduce(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat *p) {
@@ -205,8 +206,9 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     return 1;
 }
 
-void dtr__shm_repeat_go_on(dtr_group *g, void *state, const dtr__call *c) {
+void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
     dtr__shm_state *s = state;
+    const dtr__call *c = &w->call;
     s->op = (dtr__shm_op){ .n = s->n, .size = dtr_dtype_size(c->dtype), .phase = DTR__SHM_ARRIVE };
     s->op.in = c->in;
     dtr__shm_set_steps(g, s, c);

@@ -338,6 +338,132 @@ START_TEST(zero_elements) {
 }
 END_TEST
 
+/* ---- small blocking messages again and again: a shorter way through the engine ---- */
+
+enum { TIMES = 300 };
+
+static void give(int32_t *x, size_t n, int peer, int tag) {
+    TH_IS(dtr_send(th_group(), i32s(x, n), peer, tag, NULL, NULL), DTR_OK);
+}
+
+static void take(int32_t *x, size_t n, int peer, int tag) {
+    TH_IS(dtr_recv(th_group(), i32s(x, n), peer, tag, NULL, NULL), DTR_OK);
+}
+
+/* P2P8, P2P11, WRK17: between neighbours, with other memory, counts and tags, asynchronous ones and
+ * collectives in between; each moves the rank's own count by one. */
+START_TEST(again_and_again) {
+    static int32_t x[2][1100], y[2][1100];
+    int peer = th_rank() ^ 1;
+    dtr_work *w = NULL;
+    for (int i = 0; i < TIMES && peer < th_size(); i++) {
+        size_t n = i % 7 == 6 ? 1100 : 1 + (size_t)(i % 3), last = n - 1;
+        int32_t *out = x[i % 2], *in = y[i / 2 % 2];
+        out[last] = 10 * i + th_rank();
+        in[last] = -1;
+        bool async = i % 5 == 4;
+        if (async) { /* ahead of what follows on its tag */
+            TH_IS(dtr_send(th_group(), i32s(&out[last], 1), peer, 7, NULL, &w), DTR_OK);
+        }
+        if (th_rank() < peer) {
+            give(out, n, peer, i % 4);
+            take(in, n, peer, i % 4);
+        } else {
+            take(in, n, peer, i % 4);
+            give(out, n, peer, i % 4);
+        }
+        TH_CHECK(in[last] == 10 * i + peer, "message %d gave %d", i, in[last]);
+        if (async) {
+            take(in, 1, i % 2 == 0 ? DTR_ANY_SOURCE : peer, 7);
+            TH_CHECK(in[0] == 10 * i + peer, "asynchronous message %d gave %d", i, in[0]);
+            /* two each time and two more every fifth, of which this was the first */
+            TH_CHECK(dtr_work_seq(w) == (uint64_t)(2 * i + 2 * (i / 5) + 1), "number %d",
+                     (int)dtr_work_seq(w));
+            finish(w);
+        }
+    }
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
+
+/* P2P16, P2P18: the same batch again and again, then one with another entry. */
+START_TEST(batch_again_and_again) {
+    int n = th_size(), next = (th_rank() + 1) % n, before = (th_rank() + n - 1) % n;
+    int32_t x[2] = { 0 }, y[2] = { 0 };
+    uint64_t seq = dtr_group_seq(th_group());
+    for (int i = 0; i < TIMES; i++) {
+        int tag = i % 50 == 49 ? 5 : 3;
+        dtr_p2p ops[] = { { true, i32s(&x[0], 1), next, tag },
+                          { true, i32s(&x[1], 1), next, tag },
+                          { false, i32s(&y[0], 1), before, tag },
+                          { false, i32s(&y[1], 1), before, tag } };
+        x[0] = 100 * i + th_rank();
+        x[1] = -x[0];
+        TH_IS(dtr_batch_p2p(th_group(), ops, 4, NULL, NULL), DTR_OK);
+        TH_CHECK(y[0] == 100 * i + before && y[1] == -y[0], "batch %d gave %d and %d", i, y[0],
+                 y[1]);
+    }
+    TH_CHECK(dtr_group_seq(th_group()) == seq, "batches moved the sequence");
+    TH_AGREE();
+}
+END_TEST
+
+/* P2P10: after many that fit, a message of another count; the buffer stays as it was. */
+START_TEST(unequal_after_many) {
+    int32_t x[2] = { 1, 2 }, y[2] = { 0 };
+    for (int i = 0; i <= 20 && th_rank() < 2; i++) {
+        size_t n = i == 20 && th_rank() == 0 ? 2 : 1;
+        y[0] = 55;
+        if (th_rank() == 0) {
+            TH_IS(dtr_send(th_group(), i32s(x, n), 1, 2, NULL, NULL), DTR_OK);
+        } else {
+            TH_IS(dtr_recv(th_group(), i32s(y, n), 0, 2, NULL, NULL),
+                  i == 20 ? DTR_ERR_MISMATCH : DTR_OK);
+            TH_CHECK(y[0] == (i == 20 ? 55 : 1), "receive %d gave %d", i, y[0]);
+        }
+    }
+    if (th_rank() == 1) {
+        TH_MESSAGE("i32 x 2");
+        TH_MESSAGE("engine_p2p.c:");
+    }
+    TH_AGREE();
+    TH_IS(dtr_group_abort(th_group(), "the test is over"), DTR_OK);
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+END_TEST
+
+/* One place for all of them. */
+static dtr_status receive_here(dtr_group *g, int32_t *x) {
+    return dtr_recv(g, i32s(x, 1), 0, 2, NULL, NULL);
+}
+
+/* WRK10: after many that came, rank 0 aborts instead of sending one more. */
+START_TEST(aborted_after_many) {
+    dtr_group *g = NULL;
+    int32_t x = 1;
+    TH_OK(dtr_group_split(th_group(), 0, th_rank(), NULL, &g));
+    for (int i = 0; i < 20 && th_rank() < 2; i++) {
+        if (th_rank() == 0) {
+            TH_IS(dtr_send(g, i32s(&x, 1), 1, 2, NULL, NULL), DTR_OK);
+        } else {
+            TH_IS(receive_here(g, &x), DTR_OK);
+        }
+    }
+    th_barrier();
+    if (th_rank() == 0) {
+        TH_IS(dtr_group_abort(g, "no more of this"), DTR_OK);
+    } else if (th_rank() == 1) {
+        TH_IS(receive_here(g, &x), DTR_ERR_ABORTED);
+        TH_MESSAGE("no more of this");
+    }
+    TH_AGREE();
+    TH_IS(dtr_group_abort(g, "the test is over"), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    th_good_allreduce(th_group());
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "p2p", 60);
     th_add(tc, blocking_to_oneself, 0, 0);
@@ -356,6 +482,10 @@ static void make(Suite *s) {
     th_add(tc, lone_pair, 2, 0);
     th_add(tc, group_ranks, 4, 0);
     th_add(tc, zero_elements, 0, 0);
+    th_add(tc, again_and_again, 2, 0);
+    th_add(tc, batch_again_and_again, 0, 0);
+    th_add(tc, unequal_after_many, 2, 0);
+    th_add(tc, aborted_after_many, 2, 0);
 }
 
 int main(int argc, char **argv) {
