@@ -202,7 +202,6 @@ static bool take_call(bench_options *o, const char *name) {
 int bench_parse(bench_options *o, int argc, char **argv, bool loud) {
     int which = 0;
     opterr = loud;
-    optind = 0; /* from the start, and forget what an earlier pass left half done */
     while ((which = getopt_long(argc, argv, "b:e:f:s:d:o:r:R:m:M:j:h", table, NULL)) != -1) {
         if (which == 'h') {
             if (loud) {

@@ -241,26 +241,25 @@ static int run_in_world(const bench_options *o, bool loud) {
 }
 
 int main(int argc, char **argv) {
-    const bench_options defaults = { .op = DTR_SUM,
-                                     .dtype[DTR_F32] = true,
-                                     .min_bytes = 8,
-                                     .max_bytes = 64 << 20,
-                                     .factor = 4,
-                                     .rounds = 21,
-                                     .runs = 1,
-                                     .threads = MPI_THREAD_MULTIPLE,
-                                     .plain = true,
-                                     .shared = true,
-                                     .peer = true,
-                                     .gauge = true };
-    bench_options o = defaults;
-    int rank = 0;
-    bench_parse(&o, argc, argv, false); /* the thread level is needed before there is a rank 0 */
+    bench_options o = { .op = DTR_SUM,
+                        .dtype[DTR_F32] = true,
+                        .min_bytes = 8,
+                        .max_bytes = 64 << 20,
+                        .factor = 4,
+                        .rounds = 21,
+                        .runs = 1,
+                        .threads = MPI_THREAD_MULTIPLE,
+                        .plain = true,
+                        .shared = true,
+                        .peer = true,
+                        .gauge = true };
+    int rank = 0, status = bench_parse(&o, argc, argv, measure_speaks());
+    if (status >= 0) {
+        return status;
+    }
     MPI_Init_thread(&argc, &argv, o.threads, &(int){ 0 });
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    o = defaults;
-    int status = bench_parse(&o, argc, argv, rank == 0);
-    status = status >= 0 ? status : o.tune != NULL ? bench_tune(&o) : run_in_world(&o, rank == 0);
+    status = o.tune != NULL ? bench_tune(&o) : run_in_world(&o, rank == 0);
     MPI_Finalize();
     return status;
 }

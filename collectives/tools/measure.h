@@ -23,6 +23,9 @@ void measure_print_gauge(double before, double after, bool calm);
 /* Sizes as 8, 4K, 1.5M, 2GiB; whole numbers from `least` on. false: not one. */
 bool measure_parse_size(const char *text, size_t *out);
 bool measure_parse_count(const char *text, int least, int *out);
+/* Whether this process says what is wrong with the command line: rank 0 by the launcher's
+ * variables, before MPI starts, or the only process. */
+bool measure_speaks(void);
 /* Index of a word in a list that ends with NULL; -1: not there. */
 int measure_word(const char *text, const char *const *words);
 /* Says on stderr that `text` is no value for the option `which` of a getopt_long table. */

@@ -174,14 +174,23 @@ static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
     return -1;
 }
 
-static void print_list(const model *m) {
-    for (size_t i = 0; i < m->n; i++) {
-        printf("%s", m->params[i].name);
-        for (int d = 0; d < m->params[i].ndim; d++) {
-            printf(" %lld", (long long)m->params[i].shape[d]);
+/* Needs no MPI. */
+static int print_list(const ddp_bench_options *o, bool talk) {
+    char error[512] = "";
+    model m;
+    bool good = model_open(o->model, &m, error, sizeof error);
+    if (!good && talk) {
+        fprintf(stderr, "dtr-ddp-bench: %s\n", error);
+    }
+    for (size_t i = 0; good && talk && i < m.n; i++) {
+        printf("%s", m.params[i].name);
+        for (int d = 0; d < m.params[i].ndim; d++) {
+            printf(" %lld", (long long)m.params[i].shape[d]);
         }
         printf("\n");
     }
+    model_close(&m);
+    return good ? 0 : 2;
 }
 
 static int run(const ddp_bench_options *o, model m, dtr_world *w, FILE *json) {
@@ -225,11 +234,7 @@ static int prepare_and_run(const ddp_bench_options *o) {
     if (bad) {
         fprintf(stderr, "dtr-ddp-bench: rank %d: %s\n", rank, error);
     }
-    if (any == 0 && o->list) {
-        if (rank == 0) {
-            print_list(&m);
-        }
-    } else if (any == 0) {
+    if (any == 0) {
         bench_require(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w),
                       "dtr_world_create_from_comm");
         status = run(o, m, w, json);
@@ -254,11 +259,12 @@ int main(int argc, char **argv) {
                             .gauge = true,
                             .builtin = -1,
                             .compute_s = -1 };
-    int rank = 0;
+    int status = parse(&o, argc, argv, measure_speaks());
+    if (status >= 0 || o.list) {
+        return status >= 0 ? status : print_list(&o, measure_speaks());
+    }
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &(int){ 0 });
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    int status = parse(&o, argc, argv, rank == 0);
-    status = status < 0 ? prepare_and_run(&o) : status;
+    status = prepare_and_run(&o);
     MPI_Finalize();
     return status;
 }
