@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll_internal.h"
+#include "ddp_internal.h"
 #include "ddp_models.h"
 
 static dtr_ddp_options many_buckets(void) {
@@ -75,19 +75,19 @@ static uint64_t newest_record(void) {
 }
 
 /* Every gradient but that of parameter `unused`, in the order of the plan; buckets under way before
- * backward_end. */
+ * backward_end, by the number of the module's own group: a record may be under change. */
 static size_t launched(dtr_ddp *ddp, const synth *s, int step, size_t unused) {
-    uint64_t before = newest_record();
+    uint64_t before = dtr_group_seq(ddp->group);
     for (size_t i = s->n; i-- > 0;) {
         if (i != unused) {
             synth_write(ddp, s, i, step, false);
             TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
         }
     }
-    size_t n = recorded(before, "ddp", NULL);
+    uint64_t n = dtr_group_seq(ddp->group) - before;
     TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
     TH_AGREE();
-    return n;
+    return (size_t)n;
 }
 
 /* A0, CF3: the first step launches as gradients come, all but the last bucket, which carries the
