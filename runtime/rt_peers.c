@@ -186,6 +186,10 @@ int dtr__peer_fd(const dtr_world *world, int local_rank) {
     return world->peers->peer[local_rank].fd;
 }
 
+const dtr__rec_header *dtr__peer_header(const dtr_world *world, int local_rank) {
+    return world->peers->peer[local_rank].map;
+}
+
 static bool has_ended(const peer *p) {
     char state = '?';
     uint64_t start = 0;

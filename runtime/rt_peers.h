@@ -51,5 +51,7 @@ void dtr__watchdog_stop(dtr_world *world); /* joins; nothing happens where there
  * none; and whether it has ended without having left the world. */
 int dtr__peer_fd(const dtr_world *world, int local_rank);
 bool dtr__peer_gone(const dtr_world *world, int local_rank);
+/* The peer's header as it is now, NULL: not to be seen. */
+const dtr__rec_header *dtr__peer_header(const dtr_world *world, int local_rank);
 
 #endif /* DTR_RT_PEERS_H */

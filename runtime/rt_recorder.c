@@ -49,8 +49,9 @@ dtr_status dtr__recorder_open(dtr_world *world) {
 void dtr__recorder_close(dtr_world *world) {
     dtr__recorder *r = world->recorder;
     if (r != NULL) {
-        bool failed = atomic_load(&r->memory.header->failure.version) != 0;
-        dtr__rec_memory_close(&r->memory, failed);
+        const dtr__rec_header *h = r->memory.header;
+        bool evidence = atomic_load(&h->failure.version) != 0 || atomic_load(&h->dumps) != 0;
+        dtr__rec_memory_close(&r->memory, evidence);
         free(r);
         world->recorder = NULL;
     }

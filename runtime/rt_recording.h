@@ -49,6 +49,10 @@ typedef struct dtr__rec_header {
     _Atomic uint32_t dump_requested;
     _Atomic int64_t beat_ns;       /* of the watchdog thread; 0: there is none */
     dtr__rec_error failure, local; /* the first that broke a group; the last refused call */
+    /* dump_requested is raised by dtr-doctor, dump_asked by the rank itself once it wants dumps of
+     * its node's ranks, for a reason; dumps counts those written. */
+    char dump_reason[256];
+    _Atomic uint32_t dump_asked, dumps;
 } dtr__rec_header;
 
 typedef struct dtr__rec_group {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "rt_control.h"
+#include "rt_dump.h"
 #include "rt_internal.h"
 #include "rt_peers.h"
 
@@ -47,8 +48,10 @@ static void *thread_main(void *arg) {
         atomic_store_explicit(&h->beat_ns, dtr__now_ns(), memory_order_release);
         look_at_peers(world, d);
         dtr__control_round(world, d->lost);
+        dtr__dump_round(world);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
+    dtr__dump_round(world); /* what broke just before the end has its dump too */
     return NULL;
 }
 

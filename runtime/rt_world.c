@@ -10,6 +10,7 @@
 #include <dtr/version.h>
 
 #include "rt_control.h"
+#include "rt_dump.h"
 #include "rt_internal.h"
 #include "rt_late.h"
 #include "rt_peers.h"
@@ -203,6 +204,7 @@ static dtr_status open_parts(dtr_world *w, const dtr_world_options *o) {
     DTR_TRY(dtr__trace_open(w));
     DTR_TRY(dtr__memory_open(w));
     DTR_TRY(dtr__recorder_open(w));
+    DTR_TRY(dtr__dump_open(w));
     return dtr__progress_open(w);
 }
 
@@ -221,6 +223,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__control_close(w);
     dtr__cma_close(w);
     dtr__arena_close(w);
+    dtr__dump_close(w);
     dtr__peers_close(w);
     dtr__recorder_close(w);
     dtr__trace_close(w);

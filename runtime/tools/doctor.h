@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "rt_recording.h"
+#include "rt_dump.h"
 
 typedef struct doctor_rank {
     dtr__recording *rec; /* NULL: no file */
@@ -80,11 +80,13 @@ const char *doctor_ranks(const bool *in, int size, char *text, size_t cap);
 const char *doctor_doing(const doctor_job *job, int rank, char *text, size_t cap);
 const char *doctor_site(const dtr__record *r);
 
+/* doctor_trigger.c: asks a live rank of this host for a dump; false: it does not run */
+bool doctor_trigger(const dtr__recording *r);
+
 /* doctor_print.c; doctor_trace.c, which says why it failed */
 void doctor_print_table(const doctor_job *job, FILE *to);
 void doctor_print_last(const doctor_job *job, size_t n, FILE *to);
 void doctor_print_json(const doctor_job *job, size_t last, FILE *to);
-void doctor_print_string(const char *text, FILE *to); /* as JSON, in quotes */
 bool doctor_write_trace(const doctor_job *job, const char *path);
 
 #endif /* DTR_DOCTOR_H */

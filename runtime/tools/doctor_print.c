@@ -96,23 +96,9 @@ void doctor_print_last(const doctor_job *job, size_t n, FILE *to) {
 
 /* ---- JSON ---- */
 
-void doctor_print_string(const char *text, FILE *to) {
-    putc('"', to);
-    for (const unsigned char *c = (const unsigned char *)text; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\') {
-            fprintf(to, "\\%c", *c);
-        } else if (*c < 0x20 || *c >= 0x7f) { /* texts may be damaged: never invalid UTF-8 */
-            fprintf(to, "\\u%04x", *c);
-        } else {
-            putc(*c, to);
-        }
-    }
-    putc('"', to);
-}
-
 static void print_member(const char *name, const char *text, FILE *to) {
     fprintf(to, ",\"%s\":", name);
-    doctor_print_string(text, to);
+    dtr__json_string(to, text);
 }
 
 static void json_record(const dtr__recording *r, const dtr__record *rec, FILE *to) {
@@ -175,7 +161,7 @@ void doctor_print_json(const doctor_job *job, size_t last, FILE *to) {
             job->id, job->size, job->n_read);
     for (size_t i = 0; i < job->n_problems; i++) {
         fputs(i > 0 ? "," : "", to);
-        doctor_print_string(job->problem[i].text, to);
+        dtr__json_string(to, job->problem[i].text);
     }
     fprintf(to, "],\"slowest\":{\"rank\":%d,\"share\":%.3f,\"lag_s\":%.6f},\"ranks\":[",
             job->slowest, job->slowest_share, job->slowest_lag_s);

@@ -39,7 +39,7 @@ static size_t take_row(int64_t *free_from, int64_t begin, int64_t end) {
 static void name_track(FILE *to, int rank, size_t track, const char *what, const char *name) {
     fprintf(to, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%zu,\"name\":\"%s\",\"args\":{\"name\":", rank,
             track, what);
-    doctor_print_string(name, to);
+    dtr__json_string(to, name);
     fprintf(to, "}}");
 }
 
@@ -62,13 +62,13 @@ static void write_record(FILE *to, const doctor_job *job, int rank, const dtr__r
     }
     fprintf(to, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"name\":", rank,
             track, (double)(begin - zero) * 1e-3, (double)(end - begin) * 1e-3);
-    doctor_print_string(dtr__recording_title(r, rec, title, sizeof title), to);
+    dtr__json_string(to, dtr__recording_title(r, rec, title, sizeof title));
     fprintf(to, ",\"args\":{\"site\":");
-    doctor_print_string(rec->site, to);
+    dtr__json_string(to, rec->site);
     fprintf(to, ",\"nbytes\":%" PRIu64 ",\"wait_us\":%.3f,\"status\":", rec->nbytes,
             rec->t_started != 0 ? (double)(rec->t_started - rec->t_issued) * 1e-3 : 0.0);
-    doctor_print_string(
-        rec->t_finished == 0 ? "not finished" : dtr_status_name((dtr_status)rec->status), to);
+    dtr__json_string(to, rec->t_finished == 0 ? "not finished"
+                                              : dtr_status_name((dtr_status)rec->status));
     fprintf(to, "}}");
 }
 

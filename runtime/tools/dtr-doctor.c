@@ -11,18 +11,20 @@
 
 static const char usage[] =
     "usage: dtr-doctor [--json] [--last N] [--trace OUT.json] FOLDER|FILE...\n"
+    "       dtr-doctor --trigger FOLDER|FILE...\n"
     "\n"
     "  FOLDER        where the recordings are (DTR_RECORDER_DIR, or dtr-<uid>-<job> in TMPDIR or\n"
     "                /tmp); of a job on several hosts give the folders of all of them\n"
     "  --json        for programs\n"
     "  --last N      the newest N operations of every rank too\n"
     "  --trace OUT   write a trace for chrome://tracing or Perfetto\n"
+    "  --trigger     ask the ranks that run on this host to write dumps, beside their recordings\n"
     "\n"
     "Exit status: 0 no problem found, 1 problems, 2 nothing could be read. Works on a running job\n"
     "as well, without MPI, and sees a rank's process only on the host it runs on.\n";
 
 typedef struct settings {
-    bool json;
+    bool json, trigger;
     size_t last;
     const char *trace;
 } settings;
@@ -174,6 +176,17 @@ static void print_healthy(const doctor_job *job) {
     printf("\n");
 }
 
+static int trigger(const doctor_job *job) {
+    int asked = 0;
+    for (int i = 0; i < job->size; i++) {
+        asked += job->rank[i].rec != NULL && job->rank[i].here && doctor_trigger(job->rank[i].rec);
+    }
+    if (asked == 0) {
+        fprintf(stderr, "dtr-doctor: no rank of this job runs on this host\n");
+    }
+    return asked > 0 ? 0 : 2;
+}
+
 static int report(doctor_job *job, const settings *set) {
     doctor_find(job);
     if (set->trace != NULL && !doctor_write_trace(job, set->trace)) {
@@ -212,6 +225,8 @@ static char **parse(char **arg, settings *set) {
     for (; *arg != NULL && strncmp(*arg, "--", 2) == 0; arg++) {
         if (strcmp(*arg, "--json") == 0) {
             set->json = true;
+        } else if (strcmp(*arg, "--trigger") == 0) {
+            set->trigger = true;
         } else if (strcmp(*arg, "--last") == 0 && parse_number(arg[1], &set->last)) {
             arg++;
         } else if (strcmp(*arg, "--trace") == 0 && arg[1] != NULL) {
@@ -245,7 +260,7 @@ int main(int argc, char **argv) {
     }
     int code = 2;
     if (choose(&f, &job)) {
-        code = report(&job, &set);
+        code = set.trigger ? trigger(&job) : report(&job, &set);
     } else {
         fprintf(stderr, "dtr-doctor: no recording could be read\n");
     }

@@ -97,6 +97,15 @@ static void slow(void) {
     note("allreduce", DTR_OK);
 }
 
+/* O7: all are outside the library while they are asked for dumps; the job goes on. */
+static void asked(void) {
+    char name[32];
+    snprintf(name, sizeof name, "in%d", rank);
+    put_file(name);
+    await_file("go");
+    note("allreduce", allreduce("last", 0));
+}
+
 /* FI1: the victim computes until the others have given up. */
 static void absent(void) {
     if (rank == victim) {
@@ -396,7 +405,8 @@ static const struct {
               { "aborted", aborted },
               { "no_partner", no_partner },
               { "refused", refused },
-              { "opposite", opposite } };
+              { "opposite", opposite },
+              { "asked", asked } };
 
 int main(int argc, char **argv) {
     char path[512];

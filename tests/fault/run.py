@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 arguments = sys.argv[1:] + ["auto", "0", ""][len(sys.argv) - 7:]
@@ -30,10 +31,17 @@ def check(condition, what):
         problems.append(what)
 
 
-def launch():
+# Settings of single cases.
+SETTINGS = {"kind": {"DTR_DUMP": "0"}}
+
+
+def prepare():
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(recordings)
-    env = dict(os.environ, DTR_RECORDER_DIR=recordings, DTR_BACKEND="cpu:" + backend)
+
+
+def launch():
+    env = dict(os.environ, DTR_RECORDER_DIR=recordings, DTR_BACKEND="cpu:" + backend, **SETTINGS.get(case, {}))
     env.pop("OMPI_MCA_orte_abort_on_non_zero_status", None)
     version = subprocess.run([mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
     # A rank's death must not be the launcher's reason to end the others.
@@ -110,8 +118,22 @@ def diagnosis(*patterns, code=1):
     return text
 
 
-def files():
-    return sorted(os.path.join(recordings, f) for f in os.listdir(recordings))
+def files(end=".rec"):
+    return sorted(os.path.join(recordings, f) for f in os.listdir(recordings) if f.endswith(end))
+
+
+def dumps(cause):
+    """O6, O13: every rank has left a dump with that cause and its records, in one piece."""
+    found = files(".dump.json")
+    check(len(found) == ranks, "%d dumps of %d ranks" % (len(found), ranks))
+    check(not files(".new"), "a dump was left half done")
+    for path in found:
+        with open(path) as f:
+            dump = json.load(f)
+        check(any(re.search(cause, c["text"]) for c in dump["causes"]), "%s: %s" % (path, dump["causes"]))
+        check(len(dump["records"]) >= 20 and len(dump["node"]) == ranks, "%s lacks records or ranks" % path)
+        check(all("fault.c:" in r["site"] for r in dump["records"]), "%s: records without call site" % path)
+    return found
 
 
 # ---- what each fault must produce ----
@@ -171,11 +193,32 @@ def absent():
     diagnosis(r"rank %d \(host \S+, pid \d+\) never entered allreduce #21 f32 x 1000 max 'grad\.3' group 'world', "
               r"called at fault\.c:\d+ on ranks? .*its last finished operation .* allreduce #20 .*'warm'.*"
               r"called at fault\.c:\d+" % victim)
+    dumps(r"allreduce #21 of group 'world' failed")
+
+
+def trigger():
+    """O7: asks the running job for dumps as soon as all ranks are in their places, then lets it end."""
+    while len([f for f in os.listdir(folder) if f.startswith("in")]) < ranks:
+        time.sleep(0.02)
+    code, text = ask_doctor("--trigger", recordings)
+    check(code == 0 and len(re.findall(r"asked rank \d", text)) == ranks, text)
+    while len(files(".dump.json")) < ranks:
+        time.sleep(0.02)
+    open(os.path.join(folder, "go"), "w").close()
+
+
+def asked():
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_OK")
+        expect(r, "destroy", "DTR_OK")
+    dumps(r"dtr-doctor --trigger on rank \d")
+    check(ask_doctor("--trigger", recordings)[0] == 2, "a job that has ended was asked")
 
 
 def kind():
     for r in range(ranks):
         expect(r, "call", "DTR_ERR_MISMATCH")
+    check(not files(".dump.json"), "a dump in spite of DTR_DUMP=0")
     diagnosis(r"ranks disagree on operation #21 of group 'world': .*(allreduce|broadcast) #21 .*at fault\.c:\d+.*"
               r"(allreduce|broadcast) #21 .*at fault\.c:\d+")
 
@@ -308,6 +351,10 @@ def opposite():
               r"which waits in allreduce #1 .*called at fault\.c")
 
 
+helper = threading.Thread(target=trigger, daemon=True) if case == "asked" else None
+prepare()
+if helper:
+    helper.start()
 output = launch()
 globals()[case]()
 if problems:

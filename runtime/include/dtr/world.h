@@ -57,6 +57,19 @@ DTR_API dtr_status dtr_world_create(const dtr_world_options *options, dtr_world 
  *  @since 0.1 */
 DTR_API dtr_status dtr_world_destroy(dtr_world *world);
 
+/** Write what this rank's flight recorder holds, what it sees of the ranks of its node and why, as
+ * JSON beside the recording: dtr-<job>-rank<N>.dump.json, replaced as a whole. The other ranks of
+ * the node do the same within two rounds of their watchdogs (DTR_WATCHDOG_MS), also while they
+ * compute or hang. The job goes on; the folder is kept at its end. `reason` is written into the
+ * dumps.
+ *  @collective no
+ *  @blocking   until this rank's file is written
+ *  @gpu        no
+ *  @errors     DTR_ERR_ARG (NULL, no world), DTR_ERR_IO (the file), DTR_ERR_UNSUPPORTED (the
+ * recorder has no folder), DTR_ERR_STATE (destroyed)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_world_dump(dtr_world *world, const char *reason);
+
 /** Rank of this process in the world, -1 for NULL.
  *  @collective no
  *  @blocking no

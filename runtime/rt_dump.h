@@ -1,0 +1,31 @@
+/* Dumps: what a rank's recorder holds and what the rank sees of its node, as JSON beside the
+ * recording. Written by the watchdog thread, or by who calls dtr_world_dump; no lock that an
+ * issuing thread needs is held, and neither MPI nor a peer is asked. */
+#ifndef DTR_RT_DUMP_H
+#define DTR_RT_DUMP_H
+
+#include <stdio.h>
+
+#include "rt_recording.h"
+
+/* Local; may fail where DTR_DUMP_SIGNAL names a signal that cannot be used. */
+dtr_status dtr__dump_open(dtr_world *world);
+void dtr__dump_close(dtr_world *world); /* the watchdog has ended; NULL state is fine */
+
+/* One look of the watchdog at all that asks for a dump: a first error here or on a peer of the
+ * node, a signal, a request in the recording, a peer that was asked. */
+void dtr__dump_round(dtr_world *world);
+
+/* As JSON, in quotes; never invalid UTF-8, because texts may be damaged. */
+void dtr__json_string(FILE *to, const char *text);
+
+/* ---- signals (rt_signal.c) ---- */
+
+/* Count arrivals of a signal instead of its default action, until as many calls of _drop. False,
+ * with errno, when it cannot be; true also where the program has a handler of its own, which stays:
+ * then *theirs. */
+bool dtr__signal_take(int number, bool *theirs);
+void dtr__signal_drop(int number);
+uint32_t dtr__signal_count(int number); /* arrivals so far */
+
+#endif /* DTR_RT_DUMP_H */
