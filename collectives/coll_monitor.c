@@ -20,6 +20,7 @@
 #include "groups.h"
 #include "monitor.h"
 #include "post.h"
+#include "rt_peers.h"
 
 /* How long after a limit rank 0's verdict is awaited. */
 static const double GRACE_S = 0.2, GRACE_HERE_S = 5;
@@ -342,13 +343,32 @@ static dtr_status report(const call *c, int *missing, int *n_missing) {
                     (unsigned long long)c->number, g->name, n == 1 ? "" : "s", names, c->limit_s);
 }
 
+/* The group is broken, by a death perhaps: then who died is missing. */
+static dtr_status report_broken(dtr_group *g, bool wait_all, int *missing, int *n_missing) {
+    int n = 0;
+    for (int i = 0; i < g->size; i++) {
+        bool dead = dtr__rank_dead(g->world, g->world_ranks[i]) ||
+                    atomic_load(&g->lost) == g->world_ranks[i] + 1;
+        if (dead && (n == 0 || wait_all)) {
+            if (missing != NULL) {
+                missing[n] = i;
+            }
+            n++;
+        }
+    }
+    if (n > 0 && n_missing != NULL) {
+        *n_missing = n;
+    }
+    return dtr__group_broken(g);
+}
+
 static dtr_status run(call *c, int *missing, int *n_missing) {
     dtr_group *g = c->g;
     if (g->size > 1) {
         (g->rank == 0 ? collect : await_verdict)(c);
     }
     if (broken(c)) {
-        return dtr__group_broken(g);
+        return report_broken(g, c->wait_all, missing, n_missing);
     }
     if (g->size == 1) {
         if (n_missing != NULL) {
@@ -373,10 +393,6 @@ static void begin_record(call *c, const dtr__call *site) {
 
 static dtr_status check(dtr_group *g, double timeout_s) {
     dtr__error_context ctx = { g->world, "monitored_barrier", g->name };
-    dtr__notices_visit(g->world);
-    if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
-        return dtr__group_broken(g);
-    }
     DTR_TRY(dtr__scope_refuse(g, "dtr_monitored_barrier"));
     DTR_REQUIRE(
         !dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,
@@ -398,6 +414,10 @@ static dtr_status monitored_barrier(dtr_group *g, double timeout_s, bool wait_al
     dtr_status s = dtr__group_check(g, "dtr_monitored_barrier");
     if (s != DTR_OK) {
         return s;
+    }
+    dtr__notices_visit(g->world);
+    if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
+        return report_broken(g, wait_all, missing, n_missing);
     }
     DTR_TRY(check(g, timeout_s));
     dtr__error_context ctx = { g->world, "monitored_barrier", g->name };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "meet_chair.h"
+#include "rt_peers.h"
 
 /* How long the end of a group that meets another call is held back. */
 #define HOLD_S 0.1
@@ -97,6 +98,21 @@ static void append_elsewhere(dtr__meeting *m) {
     }
 }
 
+/* What the first of the others that have not come do instead. */
+static void append_doing(dtr__meeting *m) {
+    enum { NAMED = 2 };
+    char name[128], doing[900];
+    for (int i = 0, named = 0; i < m->n && named < NAMED; i++) {
+        bool away = i != m->me && !m->came[i] && dtr__entry_of(m, i) == NULL;
+        size_t at = strlen(m->text);
+        if (away && dtr__peer_doing(m->world, m->ranks[i], doing, sizeof doing)[0] != '\0') {
+            snprintf(m->text + at, sizeof(m->text) - at, ". %s: %s",
+                     dtr__peer_name(m->world, m->ranks[i], name, sizeof name), doing);
+            named++;
+        }
+    }
+}
+
 /* "x: 3 of 4 ranks came within 1 s, missing: rank 2" */
 static void write_missing(dtr__meeting *m, double limit_s) {
     bool missing[m->n];
@@ -109,6 +125,7 @@ static void write_missing(dtr__meeting *m, double limit_s) {
              here, m->n, limit_s);
     dtr__append_ranks(m->text, sizeof(m->text), m->ranks, missing, m->n);
     append_elsewhere(m);
+    append_doing(m);
 }
 
 void dtr__meeting_time_out(dtr__meeting *m, double limit_s) {

@@ -158,6 +158,7 @@ static void break_by_news(dtr_group *g, const news *n, dtr__queue *called) {
                      dtr_group_rank_of(g, n->origin), n->origin, dtr_status_name(s), n->text);
     }
     atomic_store(&g->told, 1);
+    atomic_store(&g->lost, n->lost);
     dtr__group_break_with(g, s, called);
 }
 

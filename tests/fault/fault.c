@@ -341,6 +341,41 @@ static void killed_node(void) {
     note("allreduce", allreduce("grad.3", 0));
 }
 
+/* BAR17: ends at once, and lists who died. */
+static void barrier(void) {
+    int missing[64], n = -1;
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    note("barrier", dtr_monitored_barrier(group, 600, true, missing, &n));
+    fprintf(out, "missing %d %d\n", n, n > 0 ? missing[0] : -1);
+    n = -1;
+    note("again", dtr_monitored_barrier(group, 600, false, missing, &n));
+    fprintf(out, "then %d %d\n", n, n > 0 ? missing[0] : -1);
+}
+
+/* FI21: the victim does not come to the creation of a group. */
+static void no_creation(void) {
+    dtr_group *half = NULL;
+    char name[32];
+    if (rank == victim) {
+        for (int r = 0; r < size; r++) {
+            snprintf(name, sizeof name, "done%d", r);
+            if (r != victim) {
+                await_file(name);
+            }
+        }
+        return;
+    }
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.timeout_s = 1.0;
+    note("split", dtr_group_split(group, 0, 0, &o, &half));
+    fprintf(out, "half %s\n", half == NULL ? "none" : "some");
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+}
+
 /* FI17 */
 static void aborted(void) {
     go_ahead();
@@ -402,6 +437,8 @@ static const struct {
               { "far_absent", far_absent },
               { "far_stopped", far_stopped },
               { "killed_node", killed_node },
+              { "barrier", barrier },
+              { "no_creation", no_creation },
               { "aborted", aborted },
               { "no_partner", no_partner },
               { "refused", refused },

@@ -253,6 +253,25 @@ def far_stopped():
                r"alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
 
 
+def barrier():
+    for r in others:
+        for call, listed in ("barrier", "missing"), ("again", "then"):
+            expect(r, call, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % victim)
+            check(lines(r).get(listed) == ("1", str(victim)), "rank %d: %s: %s" % (r, listed, lines(r).get(listed)))
+        expect(r, "destroy", "DTR_OK")
+
+
+def no_creation():
+    for r in others:
+        expect(r, "split", "DTR_ERR_TIMEOUT", "dtr_group_split")
+        expect(r, "half", "none")
+        expect(r, "destroy", "DTR_OK")
+    # The chair knows who has come; a rank that was held up may have come after its limit.
+    expect(0, "split", "DTR_ERR_TIMEOUT", r"\d of %d ranks came within 1 s, missing: rank" % ranks,
+           r"rank %d \(host \S+, pid \d+\): it is outside the library since [0-9.]+ s; its last finished operation is "
+           r"allreduce #20 .*alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
+
+
 def aborted():
     for r in range(ranks):
         expect(r, "allreduce", "DTR_ERR_ABORTED", "the loss is not a number")

@@ -245,7 +245,8 @@ DTR_API dtr_status dtr_barrier(dtr_group *group, const dtr_coll_options *options
  * ends it for all of them with the same list: `missing` (room for the group size) gets the missing
  * group ranks, ascending, or with wait_all false the lowest one, and `*n_missing` their number, 0
  * on success; both may be NULL. A rank that comes later gets the verdict of the call it missed at
- * once. The group stays usable and its sequence number where it is.
+ * once. A member known to have died ends it for all with DTR_ERR_REMOTE and is listed as missing.
+ * The group stays usable and its sequence number where it is.
  *  @collective all members; not counted
  *  @blocking   until all have come or timeout_s has passed; <= 0: the group's limit
  *  @gpu        host only
