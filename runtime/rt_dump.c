@@ -229,7 +229,7 @@ static dtr_status dump(const dtr_world *world, struct dtr__dump *d, char *path, 
 /* They look at it in their next round. Lock held. */
 static void ask_node(const dtr_world *world, const char *reason) {
     dtr__rec_header *h = dtr__recorder_header(world);
-    snprintf(h->dump_reason, sizeof h->dump_reason, "%s", reason);
+    snprintf(h->dump_reason, sizeof h->dump_reason, "%.*s", (int)sizeof h->dump_reason - 1, reason);
     atomic_fetch_add(&h->dump_asked, 1);
 }
 
