@@ -195,9 +195,9 @@ static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     const dtr__backend *b = g->backend[p->backend];
     void *state = g->backend_state[p->backend];
     bool has_thread = dtr__progress_has_thread(g->world);
-    bool claimed = false;
+    bool claimed = false, recorded = !g->world->unrecorded;
     dtr__backoff backoff = { 0 };
-    *record = dtr__rec_claim(g->world, &claimed);
+    *record = recorded ? dtr__rec_claim(g->world, &claimed) : 0;
     bool begun = b->repeat_post(g, state, p);
     p->call.issued_ns = dtr__stamp_ns();
     p->record.t_issued = p->call.issued_ns;
@@ -205,7 +205,7 @@ static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     if (claimed) {
         dtr__rec_fill(g->world, *record, &p->record);
     }
-    if (p->call.n_batch > 0) {
+    if (recorded && p->call.n_batch > 0) {
         dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
                                  records_of(p));
     }
@@ -214,7 +214,7 @@ static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     }
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
-        if (found > 0) {
+        if (found > 0 && recorded) {
             finish_record(g, p, *record,
                           looks < LOOKS_AT_ONCE ? p->call.issued_ns : dtr__stamp_ns());
         }

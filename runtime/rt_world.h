@@ -60,9 +60,10 @@ struct dtr_world {
     dtr__arena
         *arena;    /* node-shared memory, NULL when this node cannot share (one warning given) */
     dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */
-    dtr__memory *memory;            /* live dtr_alloc blocks */
-    dtr__recorder *recorder;        /* flight recorder */
-    struct dtr__peers *peers;       /* what is known of the other ranks without their help */
+    dtr__memory *memory;      /* live dtr_alloc blocks */
+    dtr__recorder *recorder;  /* flight recorder */
+    bool unrecorded;          /* set by dtr-recorder-cost only: repeated calls leave no record */
+    struct dtr__peers *peers; /* what is known of the other ranks without their help */
     struct dtr__control *control;   /* NULL where there is one node */
     struct dtr__watchdog *watchdog; /* NULL before the groups are there */
     struct dtr__dump *dump;         /* what asks for dumps */
