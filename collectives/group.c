@@ -109,14 +109,46 @@ static dtr_status open_backend(dtr_group *g, int i) {
     return s;
 }
 
-/* Sets `n` to how many have been opened. */
-static dtr_status open_backends(dtr_group *g, int *n) {
-    dtr_status s = DTR_OK;
-    for (*n = 0; *n < g->n_backends && s >= 0;) {
-        s = open_backend(g, *n);
-        *n += s >= 0;
+/* Backend `i` is of no use: the next best takes its place. */
+static dtr_status drop_backend(dtr_group *g, int i) {
+    const char *name = g->backend[i]->name;
+    for (g->n_backends--; i < g->n_backends; i++) {
+        g->backend[i] = g->backend[i + 1];
     }
-    return s;
+    if (g->rank == 0) {
+        DTR_WARN(g->world, "group '%s': %s serves it instead of %s: %s", g->name,
+                 g->backend[0]->name, name, dtr_last_error_message());
+    }
+    return dtr__select_describe(g);
+}
+
+/* Sets `n` to how many have been opened. One that fails on any rank fails on all; where another is
+ * left and none was named by the caller, the group does without it. */
+static dtr_status open_backends(dtr_group *g, int *n) {
+    char what[48];
+    dtr_status named = DTR_OK;
+    for (*n = 0; *n < g->n_backends;) {
+        dtr_status s = open_backend(g, *n);
+        if (!dtr__custom_is(g->backend[*n])) {
+            dtr_status mine = s;
+            snprintf(what, sizeof what, "opening backend %s", g->backend[*n]->name);
+            dtr__mpi_lock(g->world);
+            s = dtr__agree_status(g->world, g->comm, s, what);
+            if (s < 0 && mine >= 0 && g->backend[*n]->close != NULL) {
+                g->backend[*n]->close(g, g->backend_state[*n]);
+            }
+            dtr__mpi_unlock(g->world);
+        }
+        if (s >= 0) {
+            (*n)++;
+        } else if (g->explicit_backend || g->n_backends == 1) {
+            return s;
+        } else {
+            g->backend_state[*n] = NULL;
+            DTR_KEEP_FIRST(named, drop_backend(g, *n)); /* go on, the others do */
+        }
+    }
+    return named;
 }
 
 dtr_status dtr__group_connect(dtr_group *group) {

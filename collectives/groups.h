@@ -69,6 +69,8 @@ dtr_status dtr__select_known(const dtr__error_context *ctx, const char *text);
 /* Parse group->backend_asked and fill the group's candidates and backend_chosen;
  * DTR_ERR_UNSUPPORTED where a name is unknown, not built in, or cannot serve this group. */
 dtr_status dtr__select(dtr_group *group);
+/* Set the text of what was chosen from group->backend[0]. */
+dtr_status dtr__select_describe(dtr_group *group);
 
 /* ---- look-ups; gs->lock is held ---- */
 dtr_group *dtr__find_name(dtr__groups *gs, const char *name);

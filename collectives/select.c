@@ -289,6 +289,16 @@ static dtr_status choose_cuda(const dtr__error_context *ctx, dtr_group *g, dtr__
     return DTR_OK;
 }
 
+dtr_status dtr__select_describe(dtr_group *group) {
+    dtr__error_context ctx = { .world = group->world, .group = group->name };
+    free(group->backend_chosen);
+    if (asprintf(&group->backend_chosen, "cpu:%s", group->backend[0]->name) < 0) {
+        group->backend_chosen = NULL;
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the name of a backend");
+    }
+    return DTR_OK;
+}
+
 dtr_status dtr__select(dtr_group *group) {
     dtr__error_context ctx = { .world = group->world, .group = group->name };
     dtr__selection sel;
@@ -296,9 +306,5 @@ dtr_status dtr__select(dtr_group *group) {
     DTR_TRY(dtr__select_parse(&ctx, group->backend_asked, &sel));
     DTR_TRY(choose_cuda(&ctx, group, &sel));
     DTR_TRY(choose_cpu(&ctx, group, sel.name[DTR_CPU]));
-    if (asprintf(&group->backend_chosen, "cpu:%s", group->backend[0]->name) < 0) {
-        group->backend_chosen = NULL;
-        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the name of a backend");
-    }
-    return DTR_OK;
+    return dtr__select_describe(group);
 }

@@ -3,11 +3,14 @@
  *
  * All arenas lie in one reserved stretch of address space at equal distances, so that a pointer
  * becomes (local rank, offset) with one division. Ranks find each other's file through /proc, or,
- * where the kernel forbids that, by a name in /dev/shm that is removed as soon as all have it. */
+ * where the kernel forbids that, by a name in /dev/shm that is removed as soon as all have it. A
+ * job killed in between leaves names behind; the next one of the same user removes them. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -20,6 +23,8 @@
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
 #define SMALL_PAGE ((uint64_t)4096)
+#define NAME_PREFIX "dtr-arena-" /* of names in /dev/shm; 16 digits of the nonce follow */
+#define HEX "0123456789abcdef"
 #define LEAST_SIZE ((uint64_t)64 << 20) /* smaller only when asked for, or in /dev/shm */
 #define HOLE_FROM ((uint64_t)64 << 10)  /* freed blocks from here on give their pages back */
 
@@ -38,6 +43,8 @@ struct dtr__arena {
 
 /* How far an attempt came on this rank; the node goes by the worst. */
 typedef enum outcome { NO_WAY, TOO_BIG, SHARED } outcome;
+
+enum { NONCE_DIGITS = 16 };
 
 /* What a rank tells the others of its file. */
 typedef struct offer {
@@ -77,11 +84,56 @@ static uint64_t size_to_try(const dtr_world *world, int k, bool *last) {
     return size < 2 * HOLE_FROM ? 2 * HOLE_FROM : size;
 }
 
+/* Names that a killed job has left: their maker would hold the lock, which ends with it. */
+static void remove_stale(void) {
+    DIR *dir = opendir("/dev/shm");
+    for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+        const size_t n = strlen(NAME_PREFIX);
+        if (strncmp(e->d_name, NAME_PREFIX, n) != 0 || strspn(e->d_name + n, HEX) != NONCE_DIGITS) {
+            continue;
+        }
+        int fd = openat(dirfd(dir), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+            unlinkat(dirfd(dir), e->d_name, 0);
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+}
+
+/* A new file that remove_stale of another job leaves alone: locked, and not yet taken for one. */
+static int open_locked(offer *o) {
+    enum { TRIES = 16 };
+    char digits[NONCE_DIGITS + 1];
+    int fd = -1;
+    for (int i = 0; i < NONCE_DIGITS; i++) {
+        digits[i] = HEX[o->nonce[i / 2] >> (i % 2 * 4) & 15];
+    }
+    digits[NONCE_DIGITS] = '\0';
+    for (int i = 0; fd < 0 && i < TRIES; i++) {
+        struct stat st;
+        snprintf(o->name, sizeof o->name, "/" NAME_PREFIX "%s.%d", digits, i);
+        fd = shm_open(o->name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        if (fd < 0) {
+            return -1;
+        }
+        const bool taken = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (taken || fstat(fd, &st) != 0 || st.st_nlink == 0) {
+            close(fd);
+            shm_unlink(o->name);
+            fd = -1;
+            errno = EAGAIN;
+        }
+    }
+    return fd;
+}
+
 static int make_named(offer *o, int local_size) {
-    snprintf(o->name, sizeof o->name, "/dtr-%02x%02x%02x%02x%02x%02x%02x%02x", o->nonce[0],
-             o->nonce[1], o->nonce[2], o->nonce[3], o->nonce[4], o->nonce[5], o->nonce[6],
-             o->nonce[7]);
-    int fd = shm_open(o->name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    int fd = open_locked(o);
     struct statvfs space;
     if (fd >= 0 && fstatvfs(fd, &space) == 0) {
         uint64_t share = (uint64_t)space.f_bavail * space.f_frsize / (uint64_t)local_size;
@@ -316,6 +368,9 @@ dtr_status dtr__arena_open_ways(dtr_world *world, unsigned ways) {
     for (int named = 0; offers != NULL && all_able && named < 2 && t.worst != SHARED && s == DTR_OK;
          named++) {
         bool more = (ways & (named ? DTR__ARENA_NAMED : DTR__ARENA_UNNAMED)) != 0;
+        if (more && named && world->local_rank == 0) {
+            remove_stale();
+        }
         for (int k = 0; more && s == DTR_OK; k++) {
             s = attempt_share(world, named, k, offers, &t);
             more = t.worst == TOO_BIG && !t.last_size;

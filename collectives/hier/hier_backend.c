@@ -236,17 +236,21 @@ static void hier_close(dtr_group *g, void *opaque) {
 static dtr_status hier_open(dtr_group *g, void **state) {
     int most;
     dtr__hier_state *s = calloc(1, sizeof *s);
-    if (s == NULL || !take_memory(g, s, count_nodes(g, &most))) {
+    bool room = s != NULL && take_memory(g, s, count_nodes(g, &most));
+    dtr_status status = room ? DTR_OK
+                             : DTR_FAIL(NULL, DTR_ERR_NOMEM,
+                                        "no memory for the hier backend of group '%s'", g->name);
+    status = dtr__agree_status(g->world, g->comm, status, "opening backend hier");
+    if (status < 0) {
         if (s != NULL) {
             hier_close(g, s);
         }
-        return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the hier backend of group '%s'",
-                        g->name);
+        return status;
     }
     learn_nodes(g, s);
     describe_lane(g, s, DTR__HIER_HERE);
     describe_lane(g, s, DTR__HIER_WIRE);
-    dtr_status status = open_lanes(g, s);
+    status = open_lanes(g, s);
     if (status < 0) {
         hier_close(g, s);
         return status;

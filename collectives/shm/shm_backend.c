@@ -56,10 +56,10 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
     }
-    DTR_REQUIRE(
-        missing == 0 && block != 0, NULL, DTR_ERR_NOMEM,
-        "group '%s': no node-shared memory for its control block of %zu bytes; raise DTR_ARENA",
-        g->name, control);
+    DTR_REQUIRE(missing == 0 && block != 0, NULL, DTR_ERR_NOMEM,
+                "group '%s': no node-shared memory for its control block of %zu bytes: raise "
+                "DTR_ARENA, or make room in /dev/shm",
+                g->name, control);
     s->control = dtr__shm_unpack(g->world, block - 1);
     s->me = &s->control->rank[g->rank];
     return DTR_OK;
@@ -95,8 +95,11 @@ static dtr_status shm_open(dtr_group *g, void **state) {
     }
     bool room = s != NULL && all != NULL && s->tables != NULL;
     dtr_status status =
-        room ? open_shared(g, s, all)
-             : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
+        room ? DTR_OK : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
+    status = dtr__agree_status(g->world, g->comm, status, "opening backend shm");
+    if (status == DTR_OK) {
+        status = open_shared(g, s, all);
+    }
     if (status == DTR_OK) {
         status = dtr__backend_mpi.open(g, &s->mpi);
     }
