@@ -90,6 +90,24 @@ bool dtr__parse_bytes(const char *text, uint64_t *number) {
     return false;
 }
 
+/* "256KiB..1GiB:" at the beginning of a help. */
+static bool bytes_range(const char *help, uint64_t *low, uint64_t *high) {
+    char text[64];
+    size_t n = strcspn(help, ":");
+    char *dots;
+    if (n >= sizeof text) {
+        return false;
+    }
+    memcpy(text, help, n);
+    text[n] = '\0';
+    dots = strstr(text, "..");
+    if (dots == NULL) {
+        return false;
+    }
+    *dots = '\0';
+    return dtr__parse_bytes(text, low) && dtr__parse_bytes(dots + 2, high);
+}
+
 static bool parse_seconds(const char *text, const char *help, dtr__opt_value *v) {
     if (strcasecmp(text, "inf") == 0 || strcasecmp(text, "infinity") == 0) {
         v->seconds = INFINITY;
@@ -133,6 +151,7 @@ static bool parse_enum(const char *text, const char *help, dtr__opt_value *v) {
 
 static void accepted(const setting *s, char *text, size_t cap) {
     int words = (int)strcspn(s->help, ":");
+    uint64_t low, high;
     switch (s->type) {
     case DTR__OPT_BOOL:
         snprintf(text, cap, "0/1, no/yes, false/true or off/on");
@@ -145,7 +164,9 @@ static void accepted(const setting *s, char *text, size_t cap) {
         }
         break;
     case DTR__OPT_BYTES:
-        snprintf(text, cap, "a whole number of bytes, or one with KiB, MiB, GiB or TiB");
+        snprintf(text, cap, "a whole number of bytes, or one with KiB, MiB, GiB or TiB%s%.*s",
+                 bytes_range(s->help, &low, &high) ? ", in " : "",
+                 bytes_range(s->help, &low, &high) ? words : 0, s->help);
         break;
     case DTR__OPT_SECONDS:
         snprintf(text, cap, "seconds as a decimal number > 0, or inf%s",
@@ -161,13 +182,15 @@ static void accepted(const setting *s, char *text, size_t cap) {
 }
 
 static bool parse(const setting *s, const char *text, dtr__opt_value *v) {
+    uint64_t low, high;
     switch (s->type) {
     case DTR__OPT_BOOL:
         return parse_bool(text, v);
     case DTR__OPT_INT:
         return parse_int(text, s->help, v);
     case DTR__OPT_BYTES:
-        return dtr__parse_bytes(text, &v->number);
+        return dtr__parse_bytes(text, &v->number) &&
+               (!bytes_range(s->help, &low, &high) || (v->number >= low && v->number <= high));
     case DTR__OPT_SECONDS:
         return parse_seconds(text, s->help, v);
     case DTR__OPT_ENUM:

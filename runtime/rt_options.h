@@ -19,7 +19,7 @@ typedef enum dtr__opt {
 typedef enum dtr__opt_type {
     DTR__OPT_BOOL,    /* 0/1 yes/no true/false on/off, any case */
     DTR__OPT_INT,     /* whole number >= 0, in the "LOW..HIGH:" that the help begins with */
-    DTR__OPT_BYTES,   /* 4096, 64KiB, 25MiB, 1GiB */
+    DTR__OPT_BYTES,   /* 4096, 64KiB, 25MiB, 1GiB; in the "LOW..HIGH:" that the help begins with */
     DTR__OPT_SECONDS, /* decimal > 0, or inf; 0 where the help says "0: off" */
     DTR__OPT_TEXT,
     DTR__OPT_ENUM /* one of the words in the help's "a|b|c:" prefix */

@@ -10,8 +10,6 @@
 #include "kernels/kernels.h"
 #include "shm/shm_internal.h"
 
-enum { BOUNCE = 1024 * 1024 }; /* at most this for the pieces of all peers */
-
 static int local_rank_of(const dtr_group *g, int rank) {
     return g->world->local_rank_of[g->world_ranks[rank]];
 }
@@ -58,7 +56,8 @@ bool dtr__shm_attach_copy(const dtr_group *g, dtr__shm_state *s, int rank, void 
 }
 
 size_t dtr__shm_attach_piece(const dtr_group *g) {
-    size_t most = BOUNCE / (size_t)g->size / 64 * 64;
+    const uint64_t limit = dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING);
+    size_t most = dtr__shm_bounce_bytes(limit) / (size_t)g->size / 64 * 64;
     size_t wish = g->world->tune.value[DTR__TUNE_CMA_PIECE] / 64 * 64;
     return most < wish ? most : wish;
 }
@@ -127,7 +126,7 @@ static bool fetch_pieces(const dtr_group *g, dtr__shm_state *s, const dtr__call 
         if (p.nbytes == 0 || r == g->rank) {
             continue;
         }
-        if (atomic_load_explicit(&s->control->rank[r].reduced, memory_order_acquire) <
+        if (atomic_load_explicit(&s->rank[r]->reduced, memory_order_acquire) <
             dtr__shm_mark(op->n, op->fetched)) {
             return false;
         }

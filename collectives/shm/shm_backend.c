@@ -41,27 +41,81 @@ static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
     return p;
 }
 
-/* Everybody's table, and the control block of rank 0. Any rank's lack of memory fails all alike. */
+/* ---- how much memory ---- */
+
+static size_t table_bytes(int size) {
+    return 2 * ((size_t)size + 1) * sizeof(uint64_t);
+}
+
+int dtr__shm_keeps(int size, uint64_t limit) {
+    const uint64_t most =
+        limit != 0 ? limit : (UINT64_C(64) << 10) + (UINT64_C(4) << 10) * (uint64_t)size;
+    const uint64_t always = sizeof(dtr__shm_control) + table_bytes(size);
+    const uint64_t keeps = most > always ? (most - always) / sizeof(dtr__shm_rank) : 0;
+    return keeps < (uint64_t)size ? (int)keeps : size;
+}
+
+/* Blocks of ranks that `rank` keeps. */
+static int kept(int size, int keeps, int rank) {
+    return rank % keeps != 0 ? 0 : size - rank < keeps ? size - rank : keeps;
+}
+
+size_t dtr__shm_kept_bytes(int size, int keeps, int rank) {
+    return (rank == 0 ? sizeof(dtr__shm_control) : 0) + table_bytes(size) +
+           (size_t)kept(size, keeps, rank) * sizeof(dtr__shm_rank);
+}
+
+size_t dtr__shm_bounce_bytes(uint64_t limit) {
+    const uint64_t usual = (uint64_t)1 << 20;
+    return (size_t)(limit / 4 < usual ? limit / 4 : usual);
+}
+
+/* Every rank's piece of a chunk has a cache line at least. */
+size_t dtr__shm_chunk_bytes(int size, uint64_t wish, uint64_t limit) {
+    const uint64_t least = (uint64_t)64 * (uint64_t)size;
+    const uint64_t most = (limit - dtr__shm_bounce_bytes(limit)) / 2;
+    const uint64_t chunk = (wish < most ? wish : most) / 64 * 64;
+    return (size_t)(chunk > least ? chunk : least);
+}
+
+/* ---- state ---- */
+
+/* Everybody's table, and the blocks of all ranks where they are kept. Any rank's lack of memory
+ * fails all alike. */
 static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
-    size_t control = sizeof(dtr__shm_control) + (size_t)g->size * sizeof(dtr__shm_rank);
+    const uint64_t limit = dtr__opt_number(&g->world->options, DTR__OPT_SHM_CONTROL);
+    const int keeps = dtr__shm_keeps(g->size, limit);
+    DTR_REQUIRE(keeps > 0, NULL, DTR_ERR_UNSUPPORTED,
+                "group '%s': DTR_SHM_CONTROL is %llu, but %zu bytes are the least for %d ranks",
+                g->name, (unsigned long long)limit, dtr__shm_kept_bytes(g->size, 1, 0), g->size);
+    const size_t table = table_bytes(g->size),
+                 control = dtr__shm_kept_bytes(g->size, keeps, g->rank) - table;
     uint64_t control_at = 0, table_at = 0, missing = 0;
-    if (g->rank == 0) {
+    if (control > 0) {
         s->own_control = shared_zeroed(g->world, control, &control_at);
     }
-    s->table = shared_zeroed(g->world, 2 * ((size_t)g->size + 1) * sizeof *s->table, &table_at);
+    s->table = shared_zeroed(g->world, table, &table_at);
     DTR_TRY(share_number(g, control_at, all));
-    uint64_t block = all[0];
+    for (int r = 0; r < g->size; r++) {
+        const int keeper = r / keeps * keeps;
+        missing += all[keeper] == 0;
+        unsigned char *at = all[keeper] == 0 ? NULL : dtr__shm_unpack(g->world, all[keeper] - 1);
+        if (at != NULL && r == 0) {
+            s->control = (dtr__shm_control *)(void *)at;
+        }
+        at += at != NULL && keeper == 0 ? sizeof(dtr__shm_control) : 0;
+        s->rank[r] = at == NULL ? NULL : (dtr__shm_rank *)(void *)at + r % keeps;
+    }
     DTR_TRY(share_number(g, table_at, all));
     for (int r = 0; r < g->size; r++) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
     }
-    DTR_REQUIRE(missing == 0 && block != 0, NULL, DTR_ERR_NOMEM,
+    DTR_REQUIRE(missing == 0, NULL, DTR_ERR_NOMEM,
                 "group '%s': no node-shared memory for its control block of %zu bytes: raise "
                 "DTR_ARENA, or make room in /dev/shm",
-                g->name, control);
-    s->control = dtr__shm_unpack(g->world, block - 1);
-    s->me = &s->control->rank[g->rank];
+                g->name, dtr__shm_kept_bytes(g->size, keeps, 0));
+    s->me = s->rank[g->rank];
     return DTR_OK;
 }
 
@@ -76,24 +130,20 @@ static void shm_close(dtr_group *g, void *opaque) {
     dtr__arena_free(g->world, s->stage);
     free(s->bounce);
     free(s->tables);
+    free(s->rank);
     free(s);
-}
-
-/* Every rank's piece of a chunk has a cache line at least. */
-static size_t chunk_nbytes(const dtr_group *g) {
-    const size_t wish = g->world->tune.value[DTR__TUNE_CHUNK] / 64 * 64;
-    const size_t least = (size_t)64 * (size_t)g->size;
-    return wish > least ? wish : least;
 }
 
 static dtr_status shm_open(dtr_group *g, void **state) {
     dtr__shm_state *s = calloc(1, sizeof *s);
     uint64_t *all = calloc((size_t)g->size, sizeof *all);
     if (s != NULL) {
-        s->chunk = chunk_nbytes(g);
+        s->chunk = dtr__shm_chunk_bytes(g->size, g->world->tune.value[DTR__TUNE_CHUNK],
+                                        dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
+        s->rank = calloc((size_t)g->size, sizeof *s->rank);
     }
-    bool room = s != NULL && all != NULL && s->tables != NULL;
+    bool room = s != NULL && all != NULL && s->tables != NULL && s->rank != NULL;
     dtr_status status =
         room ? DTR_OK : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
     status = dtr__agree_status(g->world, g->comm, status, "opening backend shm");

@@ -40,7 +40,7 @@ void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const 
 
 /* Where this rank called from, for whoever writes the text. */
 static void tell_site(const dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
-    dtr__shm_rank *me = &s->control->rank[g->rank];
+    dtr__shm_rank *me = s->rank[g->rank];
     (void)dtr__call_site_text(&w->call, me->site, sizeof me->site);
     atomic_store_explicit(&me->site_for, s->op.n, memory_order_release);
 }
@@ -70,7 +70,7 @@ dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
 /* Where rank `r` called from, if it says so before `limit`. */
 static const char *site_of(const dtr_group *g, const dtr__shm_state *s, int r, double limit) {
     dtr__backoff wait = { 0 };
-    const dtr__shm_rank *peer = &s->control->rank[r];
+    const dtr__shm_rank *peer = s->rank[r];
     uint64_t told;
     while ((told = atomic_load_explicit(&peer->site_for, memory_order_acquire)) < s->op.n) {
         if (dtr__now() >= limit) {
@@ -155,7 +155,7 @@ const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, char *
     text[0] = '\0';
     bool arriving = s->op.phase <= DTR__SHM_ARRIVE;
     for (int r = 0; r < g->size && at < cap; r++) {
-        const dtr__shm_rank *peer = &s->control->rank[r];
+        const dtr__shm_rank *peer = s->rank[r];
         bool late = arriving
                         ? atomic_load(&dtr__shm_post_of(s, r)->posted) < dtr__shm_mark(s->op.n, 0)
                         : atomic_load(&peer->finished) < dtr__shm_mark(s->op.n, DTR__SHM_WHOLE);

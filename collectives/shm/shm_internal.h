@@ -57,14 +57,22 @@ typedef struct dtr__shm_rank {
     char site[120];
 } dtr__shm_rank;
 
-/* The control block, in the arena of group rank 0. */
+/* The control block of the group, in the arena of group rank 0. Those of the ranks lie behind it,
+ * as many as fit into DTR_SHM_CONTROL; the further ones in the arenas of later ranks. */
 typedef struct dtr__shm_control {
     _Alignas(64) _Atomic uint64_t
         broken;             /* 0, or operation << 2 | 1 while the text is written, 2 when it is */
     int32_t status, origin; /* group rank */
     char text[1024];
-    _Alignas(64) dtr__shm_rank rank[];
 } dtr__shm_control;
+
+/* shm_backend.c: how many ranks' blocks one rank keeps within `limit` bytes (0: the usual ones), 0:
+ * not even its own; and the bytes that this comes to at a rank, tables included. */
+int dtr__shm_keeps(int size, uint64_t limit);
+size_t dtr__shm_kept_bytes(int size, int keeps, int rank);
+/* Bytes of a staging chunk and of all pieces read from peers, which together stay in `limit`. */
+size_t dtr__shm_chunk_bytes(int size, uint64_t wish, uint64_t limit);
+size_t dtr__shm_bounce_bytes(uint64_t limit);
 
 /* What of an operation this rank has done. */
 typedef enum dtr__shm_phase {
@@ -99,7 +107,8 @@ typedef struct dtr__shm_op {
 
 typedef struct dtr__shm_state {
     dtr__shm_control *control;
-    void *own_control; /* at group rank 0 */
+    dtr__shm_rank **rank; /* [size] everybody's */
+    void *own_control;    /* what this rank keeps */
     dtr__shm_rank *me;
     size_t chunk;         /* of a staging buffer; the same on all ranks */
     unsigned char *stage; /* two chunks in the own arena, made when first needed */
@@ -125,7 +134,7 @@ static inline uint64_t dtr__shm_break(uint64_t n, int how) {
 #define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
 
 static inline dtr__shm_post *dtr__shm_post_of(const dtr__shm_state *s, int rank) {
-    return &s->control->rank[rank].post[s->op.n & 1];
+    return &s->rank[rank]->post[s->op.n & 1];
 }
 
 /* (local rank, offset) in one word. */

@@ -58,7 +58,7 @@ static bool stage_free(const dtr_group *g, const dtr__shm_state *s, const dtr__c
     for (int r = 0; r < g->size; r++) {
         bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
         if (r != g->rank && reads &&
-            atomic_load_explicit(&s->control->rank[r].finished, memory_order_acquire) < used) {
+            atomic_load_explicit(&s->rank[r]->finished, memory_order_acquire) < used) {
             return false;
         }
     }
@@ -466,7 +466,7 @@ static bool may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
     for (int r = 0; r < g->size; r++) {
         bool waits = all || dtr__shm_reads(g, c, r);
         if (waits && r != g->rank &&
-            atomic_load_explicit(&s->control->rank[r].finished, memory_order_acquire) <
+            atomic_load_explicit(&s->rank[r]->finished, memory_order_acquire) <
                 dtr__shm_mark(op->n, DTR__SHM_WHOLE)) {
             return false;
         }

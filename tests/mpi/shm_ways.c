@@ -169,6 +169,45 @@ START_TEST(memory_is_bounded) {
 }
 END_TEST
 
+/* The least that DTR_SHM_STAGING takes, with chunks wished larger. */
+START_TEST(little_staging) {
+    dtr_world *w = NULL;
+    wanted = "";
+    setenv("DTR_TUNE", "chunk=4MiB,zero_copy=never", 1);
+    setenv("DTR_CMA", "off", 1);
+    TH_OK(world_with("DTR_SHM_STAGING", "256KiB", &w));
+    unsetenv("DTR_TUNE");
+    unsetenv("DTR_CMA");
+    const size_t control = dtr__arena_used(w);
+    reduce_some(w);
+    const size_t staged = dtr__arena_used(w) - control;
+    TH_CHECK(staged <= (size_t)256 << 10 && (th_size() == 1) == (staged == 0), "staging: %zu bytes",
+             staged);
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+/* Too little for a rank's own block: the group does without, or is refused by name. */
+START_TEST(little_control) {
+    dtr_world *w = NULL;
+    dtr_group_info i = DTR_GROUP_INFO_INIT;
+    wanted = "DTR_SHM_CONTROL is 4096";
+    TH_OK(world_with("DTR_SHM_CONTROL", "4KiB", &w));
+    TH_CHECK(sum_over_ranks((uint64_t)said) == (th_size() > 1 ? 1 : 0), "said %d times", said);
+    TH_IS(dtr_group_get_info(dtr_world_group(w), &i), DTR_OK);
+    TH_CHECK(strcmp(i.backend, th_size() > 1 ? "cpu:mpi" : "cpu:self") == 0, "%s", i.backend);
+    reduce_some(w);
+    TH_OK(dtr_world_destroy(w));
+    if (th_size() > 1) {
+        setenv("DTR_BACKEND", "cpu:shm", 1);
+        TH_STATUS(world_with("DTR_SHM_CONTROL", "4KiB", &w), DTR_ERR_UNSUPPORTED);
+        unsetenv("DTR_BACKEND");
+        TH_MESSAGE("are the least for");
+        TH_AGREE();
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ways", 60);
     th_add(tc, switched_off, 0, 0);
@@ -178,6 +217,8 @@ static void make(Suite *s) {
     th_add(tc, thresholds_of_rank_0, 0, 0);
     th_add(tc, bad_file, 0, 0);
     th_add(tc, memory_is_bounded, 0, 0);
+    th_add(tc, little_staging, 0, 0);
+    th_add(tc, little_control, 0, 0);
 }
 
 int main(int argc, char **argv) {

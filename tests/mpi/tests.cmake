@@ -16,9 +16,10 @@ dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 ENVIRONMENT DTR_BAC
 dtr_add_mpi_test(hier SOURCES mpi/hier.c NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
-# Cross-memory attach from the first byte on; where the kernel refuses it the run is one more of the staged way.
+# Cross-memory attach from the first byte on; where the kernel refuses it the run is one more of the staged way. The
+# control blocks lie at every second rank.
 dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7
-  ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1)
+  ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1 DTR_SHM_CONTROL=36KiB)
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 4)
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(shm_faults SOURCES mpi/shm_faults.c mpi/shm_faults_wrap.c NPROCS 2 3 4)

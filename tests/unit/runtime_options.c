@@ -81,6 +81,12 @@ START_TEST(bytes) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         refused("DTR_ARENA", bad[i], "KiB");
     }
+    ck_assert_int_eq(read_with("DTR_SHM_STAGING", "256KiB"), DTR_OK);
+    ck_assert_int_eq(read_with("DTR_SHM_STAGING", "1GiB"), DTR_OK);
+    static const char *const outside[] = { "0", "262143", "1073741825", "2TiB" };
+    for (size_t i = 0; i < sizeof outside / sizeof outside[0]; i++) {
+        refused("DTR_SHM_STAGING", outside[i], "in 256KiB..1GiB");
+    }
 }
 END_TEST
 

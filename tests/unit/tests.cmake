@@ -27,6 +27,7 @@ set_tests_properties(runtime_world_alone PROPERTIES LABELS unit TIMEOUT 300 ENVI
 
 dtr_add_unit_test(harness_data SOURCES unit/harness_data.c)
 dtr_add_unit_test(groups_select SOURCES unit/groups_select.c)
+dtr_add_unit_test(shm_limits SOURCES unit/shm_limits.c)
 
 # dtr-info needs no MPI job: ENV16, ENV17.
 foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +seconds +1800 +2.5 +environment.*DTR_DEBGU.*DTR_DEBUG"
