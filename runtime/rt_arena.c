@@ -26,6 +26,7 @@
 #define NAME_PREFIX "dtr-arena-" /* of names in /dev/shm; 16 digits of the nonce follow */
 #define HEX "0123456789abcdef"
 #define LEAST_SIZE ((uint64_t)64 << 20) /* smaller only when asked for, or in /dev/shm */
+#define HUGE_FROM ((size_t)4 << 20)     /* blocks from here on get huge pages */
 #define HOLE_FROM ((uint64_t)64 << 10)  /* freed blocks from here on give their pages back */
 
 struct dtr__arena {
@@ -36,6 +37,7 @@ struct dtr__arena {
     void *reserved; /* the stretch of address space, and its length */
     size_t reserved_bytes;
     int local_rank, fd; /* fd: the own file */
+    atomic_bool huge;   /* large blocks get huge pages: asked for, and not yet refused */
     bool named;         /* in /dev/shm, whose space is limited: pages are taken when allocated */
     pthread_mutex_t lock;
     dtr__heap *heap; /* of the own arena; lock */
@@ -307,6 +309,7 @@ static dtr_status attempt_share(dtr_world *world, bool named, int k, offer *offe
     dtr__arena *a = new_arena(world);
     if (a != NULL) {
         a->named = named;
+        a->huge = !named && dtr__opt_number(&world->options, DTR__OPT_HUGE_PAGES) == 0;
         a->fd = make_file(&mine, named, world->local_size, t->why, sizeof t->why);
     }
     int code = MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, offers, (int)sizeof mine, MPI_BYTE,
@@ -422,7 +425,12 @@ void *dtr__arena_alloc(dtr_world *world, size_t nbytes, size_t align) {
         got = false;
     }
     pthread_mutex_unlock(&a->lock);
-    return got ? dtr__arena_at(world, a->local_rank, offset) : NULL;
+    void *p = got ? dtr__arena_at(world, a->local_rank, offset) : NULL;
+    if (got && nbytes >= HUGE_FROM && atomic_load_explicit(&a->huge, memory_order_relaxed) &&
+        dtr__huge_back(p, nbytes) == EINVAL) {
+        atomic_store_explicit(&a->huge, false, memory_order_relaxed); /* a kernel without */
+    }
+    return p;
 }
 
 void dtr__arena_free(dtr_world *world, void *ptr) {

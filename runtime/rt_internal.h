@@ -47,6 +47,11 @@ void dtr__arena_close(dtr_world *world);
 dtr_status dtr__agree_version(MPI_Comm comm, int version);
 dtr_status dtr__agree_settings(const dtr_world *world);
 
+/* Huge pages under the whole ones in a new, unused block, whose pages are taken now: 0, also where
+ * it is too small or too large for that, or errno. Then in a line what this machine gives. */
+int dtr__huge_back(void *ptr, size_t nbytes);
+void dtr__huge_say(char *text, size_t cap);
+
 /* Collective over the node: local rank 0 reads the thresholds for all; its error is its own. */
 dtr_status dtr__tune_open(dtr_world *world);
 

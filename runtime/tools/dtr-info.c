@@ -8,6 +8,7 @@
 #include <dtr/version.h>
 
 #include "rt_device.h"
+#include "rt_internal.h"
 #include "rt_options.h"
 #include "rt_why.h"
 
@@ -73,6 +74,7 @@ static void print_cuda(void) {
 
 static int print_facts(void) {
     cpu_set_t cpus;
+    char huge[160];
     printf("%s\n", dtr_version_string());
 #ifdef DTR_HAVE_HWLOC
     printf("built with      hwloc (binds the progress thread)\n");
@@ -85,6 +87,8 @@ static int print_facts(void) {
     }
     printf("memory          %ld MiB\n",
            sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024);
+    dtr__huge_say(huge, sizeof huge);
+    printf("huge pages      %s\n", huge);
     printf("CPU devices     %d\n", dtr_device_count(DTR_CPU));
     print_cuda();
     return 0;

@@ -165,6 +165,44 @@ START_TEST(no_attach) {
 }
 END_TEST
 
+/* Large shared blocks with huge pages, with a kernel that has none or has none left, and without
+ * asking. New blocks are zero, also where an old one was, and everybody sees them. */
+START_TEST(huge_pages) {
+    static const int refusals[] = { 0, EINVAL, ENOMEM };
+    enum { N = 3 << 20 };
+    wanted = "warning:";
+    for (int i = 0; i < 4; i++) {
+        dtr_world *w = NULL;
+        setenv("DTR_HUGE_PAGES", i == 3 ? "off" : "auto", 1);
+        TH_OK(create((shm_faults){ 0 }, true, NULL, &w));
+        unsetenv("DTR_HUGE_PAGES");
+        shm_faults_now.madvise = i < 3 ? refusals[i] : 0;
+        for (int again = 0; again < 2; again++) {
+            const dtr_device cpu = { DTR_CPU, 0 };
+            int32_t *p = NULL, bad = 0;
+            TH_IS(dtr_alloc(w, cpu, DTR_MEM_SHARED, N * sizeof *p, (void **)&p), DTR_OK);
+            for (size_t k = 0; p != NULL && k < N; k++) {
+                bad += p[k] != 0;
+                p[k] = (int32_t)k + th_rank();
+            }
+            TH_CHECK(p != NULL && bad == 0, "%d of a new block are not zero", bad);
+            TH_AGREE();
+            TH_IS(dtr_allreduce(dtr_world_group(w), dtr_cpu(p, N, DTR_I32), dtr_cpu(p, N, DTR_I32),
+                                DTR_MAX, NULL, NULL),
+                  DTR_OK);
+            for (size_t k = 0; k < N; k++) {
+                bad += p[k] != (int32_t)k + th_size() - 1;
+            }
+            TH_CHECK(bad == 0, "%d are wrong", bad);
+            TH_IS(dtr_free(w, p), DTR_OK);
+        }
+        TH_CHECK(over_ranks(warnings) == 0, "warnings");
+        shm_faults_now.madvise = 0;
+        TH_OK(dtr_world_destroy(w));
+    }
+}
+END_TEST
+
 /* A name of a killed job, which nobody holds, goes; those of others stay. */
 START_TEST(left_behind) {
     char stale[64], held[64], other[64];
@@ -200,6 +238,7 @@ static void make(Suite *s) {
     th_add(tc, by_name, 2, 0);
     th_add(tc, full_later, 2, 0);
     th_add(tc, no_attach, 2, 0);
+    th_add(tc, huge_pages, 2, 0);
     th_add(tc, left_behind, 2, 0);
 }
 

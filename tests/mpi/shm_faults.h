@@ -8,7 +8,7 @@
 
 /* errno of each call, 0: it works. */
 typedef struct shm_faults {
-    int memfd_create, shm_open, ftruncate, pwrite, mmap, fallocate, process_vm_readv;
+    int memfd_create, shm_open, ftruncate, pwrite, mmap, fallocate, process_vm_readv, madvise;
     bool die_after_shm_open; /* SIGKILL while the name is there */
 } shm_faults;
 extern shm_faults shm_faults_now;

@@ -32,6 +32,9 @@ ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *here, unsigned lo
                                 const struct iovec *there, unsigned long n_there,
                                 unsigned long flags);
 
+int __real_madvise(void *at, size_t n, int advice);
+int __wrap_madvise(void *at, size_t n, int advice);
+
 static bool fails(int code) {
     if (code != 0) {
         errno = code;
@@ -78,6 +81,10 @@ void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
 
 int __wrap_fallocate(int fd, int mode, off_t at, off_t n) {
     return fails(shm_faults_now.fallocate) ? -1 : __real_fallocate(fd, mode, at, n);
+}
+
+int __wrap_madvise(void *at, size_t n, int advice) {
+    return fails(shm_faults_now.madvise) ? -1 : __real_madvise(at, n, advice);
 }
 
 ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *here, unsigned long n_here,
