@@ -125,8 +125,11 @@ static void shm_close(dtr_group *g, void *opaque) {
         dtr__backend_mpi.close(g, s->mpi);
     }
     dtr__shm_end(s);
-    dtr__arena_free(g->world, s->own_control);
-    dtr__arena_free(g->world, s->table);
+    /* Of a broken group the others may still be reading why: that stays until the world ends. */
+    if (atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK) {
+        dtr__arena_free(g->world, s->own_control);
+        dtr__arena_free(g->world, s->table);
+    }
     dtr__arena_free(g->world, s->stage);
     free(s->bounce);
     free(s->tables);
