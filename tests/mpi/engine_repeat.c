@@ -84,7 +84,7 @@ START_TEST(alternating) {
 }
 END_TEST
 
-enum { BLOCKS_MOST = 600, PATTERNS = 4 };
+enum { BLOCKS_MOST = 2200, PATTERNS = 4 };
 
 /* What rank `from` gives `to` in a pattern: the last one has more than travels with a post, the
  * third gives some nothing. */
