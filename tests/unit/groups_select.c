@@ -71,7 +71,7 @@ START_TEST(ENU1_names) {
     ck_assert(dtr_backend_available(NULL, "self"));
     ck_assert(dtr_backend_available(NULL, "mpi"));
     ck_assert(dtr_backend_available(NULL, "MPI")); /* ENU2 */
-    /* ENU3 and INI18: a fact of the build; this one has no CUDA layer. */
+    /* ENU3 and INI18: a fact of the build; there is no NCCL backend yet. */
     const char *no[] = { "gloo", "ucc", "nope", "undefined", "auto", "", "cpu:mpi", "nccl" };
     for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++) {
         ck_assert_msg(!dtr_backend_available(NULL, no[i]), "\"%s\" is available", no[i]);
