@@ -58,10 +58,10 @@ DTR_API dtr_status dtr_world_create(const dtr_world_options *options, dtr_world 
 DTR_API dtr_status dtr_world_destroy(dtr_world *world);
 
 /** Write what this rank's flight recorder holds, what it sees of the ranks of its node and why, as
- * JSON beside the recording: dtr-<job>-rank<N>.dump.json, replaced as a whole. The other ranks of
- * the node do the same within two rounds of their watchdogs (DTR_WATCHDOG_MS), also while they
- * compute or hang. The job goes on; the folder is kept at its end. `reason` is written into the
- * dumps.
+ * JSON beside the recording, named like it but ending in .dump.json, replaced as a whole. The other
+ * ranks of the node do the same within two rounds of their watchdogs (DTR_WATCHDOG_MS), also while
+ * they compute or hang. The job goes on; the folder is kept at its end. `reason` is written into
+ * the dumps.
  *  @collective no
  *  @blocking   until this rank's file is written
  *  @gpu        no
