@@ -55,7 +55,7 @@ void dtr__huge_say(char *text, size_t cap) {
     char word[32];
     const size_t nbytes = 2 * HUGE_PAGE; /* mapped where one huge page ends and another begins */
     chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled", word, sizeof word);
-    int fd = memfd_create("dtr-huge", MFD_CLOEXEC), code = fd < 0 ? errno : 0;
+    int fd = memfd_create("dtr-huge", MFD_CLOEXEC);
     void *p = MAP_FAILED;
     char *stretch = mmap(NULL, nbytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fd >= 0 && stretch != MAP_FAILED && ftruncate(fd, (off_t)nbytes) == 0) {
@@ -63,7 +63,7 @@ void dtr__huge_say(char *text, size_t cap) {
         p = mmap(stretch + (beyond > 0 ? HUGE_PAGE - beyond : 0), nbytes, PROT_READ | PROT_WRITE,
                  MAP_SHARED | MAP_FIXED, fd, 0);
     }
-    code = p == MAP_FAILED ? errno : dtr__huge_back(p, nbytes);
+    const int code = p == MAP_FAILED ? errno : dtr__huge_back(p, nbytes);
     snprintf(text, cap, "%s (shmem_enabled is %s%s%s)",
              code == 0 ? "for large node-shared blocks" : "not for node-shared memory", word,
              code == 0 ? "" : "; collapsing: ", code == 0 ? "" : strerror(code));
