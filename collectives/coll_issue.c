@@ -440,13 +440,18 @@ static dtr_status refuse_handle(const dtr_group *g, const dtr__request *r, dtr_w
     return s;
 }
 
+/* What is wrong with the call itself is said first, as outside a scope (CHK9, CHK14). */
 static dtr_status refuse_in_scope(dtr_group *g, const dtr__request *r) {
     dtr__error_context ctx = { g->world, dtr__kind_name(r->kind), g->name };
+    dtr__call c;
     DTR_TRY(dtr__scope_look(g, dtr__kind_entry(r->kind)));
-    dtr_status s = DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
-                            "%s on group '%s': a coalescing scope takes buffers of the host, and "
-                            "these are on a device; call it outside the scope",
-                            dtr__kind_name(r->kind), g->name);
+    dtr_status s = dtr__coll_check(g, r, false, &c);
+    if (s == DTR_OK) {
+        s = DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                     "%s on group '%s': a coalescing scope takes buffers of the host, and these "
+                     "are on a device; call it outside the scope",
+                     dtr__kind_name(r->kind), g->name);
+    }
     dtr__call_site_drop();
     return dtr__scope_fail(g, s, r->kind);
 }

@@ -188,6 +188,10 @@ START_TEST(COL9_CHK14_devices) {
     TH_IS(dtr_allreduce(th_group(), cuda, host, DTR_SUM, NULL, NULL), DTR_ERR_DEVICE);
     TH_IS(dtr_broadcast(th_group(), beyond, 0, NULL, NULL), DTR_ERR_DEVICE);
     TH_MESSAGE("cuda:99");
+    TH_IS(dtr_coalesce_begin(th_group()), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), host, host, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_IS(dtr_broadcast(th_group(), beyond, 0, NULL, NULL), DTR_ERR_DEVICE);
+    TH_IS(dtr_coalesce_end(th_group(), NULL), DTR_ERR_DEVICE);
     TH_CHECK(x == 1 && y == 2, "a buffer was written");
     TH_AGREE();
     th_good_allreduce(th_group());
