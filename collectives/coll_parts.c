@@ -38,6 +38,14 @@ dtr_status dtr__part_move(dtr_group *g, dtr_work *whole, dtr_work *part, bool *d
     return s;
 }
 
+void dtr__work_give_up(dtr_group *g, const dtr__backend *b, void *state, dtr_work *w,
+                       dtr_status s) {
+    dtr__error_copy *cause = dtr__error_save();
+    b->cancel(g, state, w);
+    (void)dtr__error_restore(cause, s);
+    dtr__error_copy_free(cause);
+}
+
 void dtr__part_cancel(dtr_group *g, dtr_work *part) {
     if (part->started && !dtr__part_ended(part) && part->backend->cancel != NULL) {
         part->backend->cancel(g, part->backend_state, part);

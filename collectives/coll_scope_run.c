@@ -222,10 +222,7 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *whole, bool *don
     dtr__scope *scope = (dtr__scope *)whole->composite;
     dtr_status s = move(g, whole, scope);
     if (s < 0) {
-        dtr__error_copy *cause = dtr__error_save();
-        cancel(g, state, whole);
-        (void)dtr__error_restore(cause, s);
-        dtr__error_copy_free(cause);
+        dtr__work_give_up(g, &dtr__backend_scope, state, whole, s);
         return s;
     }
     *done = scope->p2p_left == 0 && scope->next_run == scope->n_runs;

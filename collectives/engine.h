@@ -108,6 +108,8 @@ struct dtr__composite {
 };
 /* A part with a described call, whose backend is chosen by it. Input is not looked at. */
 dtr_status dtr__part_make(dtr_group *g, const dtr__call *c, dtr_work **part);
+/* The backend cancels a work that failed with `s`, whose record stays the thread's last error. */
+void dtr__work_give_up(dtr_group *g, const dtr__backend *b, void *state, dtr_work *w, dtr_status s);
 /* Start or poll a part; progress lock. A failed one is ended. */
 dtr_status dtr__part_move(dtr_group *g, dtr_work *whole, dtr_work *part, bool *done);
 void dtr__part_cancel(dtr_group *g, dtr_work *part);

@@ -290,10 +290,7 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *whole, bool *don
     dtr__sparse_op *op = (dtr__sparse_op *)whole->composite;
     dtr_status s = move(g, whole, op, done);
     if (s < 0) {
-        dtr__error_copy *cause = dtr__error_save();
-        cancel(g, state, whole);
-        (void)dtr__error_restore(cause, s);
-        dtr__error_copy_free(cause);
+        dtr__work_give_up(g, &dtr__backend_sparse, state, whole, s);
         *done = false;
     } else if (*done) {
         op->complete = true;

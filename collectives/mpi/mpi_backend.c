@@ -172,14 +172,11 @@ static dtr_status start_collective(dtr_group *group, dtr__mpi_state *state, dtr_
     return dtr__mpi_sched_run(s, group, w, done);
 }
 
-/* A failed work is given up at once, its cause stays the thread's last error. */
+/* A failed work is given up at once. */
 static dtr_status settle(dtr_group *group, dtr__mpi_state *state, dtr_work *w, dtr_status status,
                          bool done) {
     if (status < 0) {
-        dtr__error_copy *cause = dtr__error_save();
-        mpi_cancel(group, state, w);
-        dtr__error_restore(cause, status);
-        dtr__error_copy_free(cause);
+        dtr__work_give_up(group, &dtr__backend_mpi, state, w, status);
     }
     if (status < 0 || done) {
         w->request = NULL;

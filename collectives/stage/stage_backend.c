@@ -210,10 +210,7 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *whole, bool *don
     dtr__stage_op *op = (dtr__stage_op *)whole->composite;
     dtr_status s = move(op, whole, done);
     if (s < 0) {
-        dtr__error_copy *cause = dtr__error_save();
-        cancel(g, state, whole);
-        (void)dtr__error_restore(cause, s);
-        dtr__error_copy_free(cause);
+        dtr__work_give_up(g, &dtr__backend_stage, state, whole, s);
         *done = false;
     } else if (*done) {
         op->complete = true;
