@@ -8,18 +8,7 @@
 
 #include "data.h"
 #include "tensor_internal.h"
-#include "unit.h"
-
-#define SHAPE(...)      \
-    (const int64_t[]) { \
-        __VA_ARGS__     \
-    }
-#define IS(call, want)                                                           \
-    do {                                                                         \
-        dtr_status is_ = (call);                                                 \
-        ck_assert_msg(is_ == (want), "%s: %s (%s)", #call, dtr_status_name(is_), \
-                      dtr_last_error_message());                                 \
-    } while (0)
+#include "tensor_unit.h"
 
 enum { MEMORY = 4096 }; /* elements of the memory under a random view */
 

@@ -7,24 +7,10 @@
 #include <dtr/dlpack.h>
 
 #include "data.h"
-#include "unit.h"
+#include "tensor_unit.h"
 
 #if __has_include(<dlpack/dlpack.h>)
 #include <dlpack/dlpack.h>
-
-#define SHAPE(...)  \
-    (int64_t[]) {   \
-        __VA_ARGS__ \
-    }
-#define MESSAGE(word)                                                                          \
-    ck_assert_msg(strstr(dtr_last_error_message(), (word)) != NULL, "message '%s' lacks '%s'", \
-                  dtr_last_error_message(), (word))
-#define IS(call, want)                                                           \
-    do {                                                                         \
-        dtr_status is_ = (call);                                                 \
-        ck_assert_msg(is_ == (want), "%s: %s (%s)", #call, dtr_status_name(is_), \
-                      dtr_last_error_message());                                 \
-    } while (0)
 
 static void count_call(void *data, void *arg) {
     (void)data;
