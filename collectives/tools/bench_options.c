@@ -144,7 +144,8 @@ static bool take_word(bench_options *o, int which) {
     return true;
 }
 
-static bool take(bench_options *o, int which) {
+static bool take(void *to, int which) {
+    bench_options *o = to;
     switch (which) {
     case 'b':
         return measure_parse_size(optarg, &o->min_bytes);
@@ -182,8 +183,6 @@ static bool take(bench_options *o, int which) {
     case TUNE:
         o->tune = optarg;
         return true;
-    case '?':
-        return false;
     default:
         return take_word(o, which);
     }
@@ -199,22 +198,13 @@ static bool take_call(bench_options *o, const char *name) {
     return found;
 }
 
+static const measure_command command = { "dtr-bench", help, "b:e:f:s:d:o:r:R:m:M:j:h", table,
+                                         take };
+
 int bench_parse(bench_options *o, int argc, char **argv, bool loud) {
-    int which = 0;
-    opterr = loud;
-    while ((which = getopt_long(argc, argv, "b:e:f:s:d:o:r:R:m:M:j:h", table, NULL)) != -1) {
-        if (which == 'h') {
-            if (loud) {
-                fputs(help, stdout);
-            }
-            return 0;
-        }
-        if (!take(o, which)) {
-            if (loud && which != '?') {
-                measure_bad_option("dtr-bench", table, which, optarg);
-            }
-            return 2;
-        }
+    int done = measure_parse(&command, o, argc, argv, loud);
+    if (done >= 0) {
+        return done;
     }
     o->kind[BENCH_ALLREDUCE] = optind == argc;
     for (; optind < argc; optind++) {

@@ -156,13 +156,33 @@ int measure_word(const char *text, const char *const *words) {
     return -1;
 }
 
-void measure_bad_option(const char *program, const struct option *table, int which,
-                        const char *text) {
-    while (table->name != NULL && table->val != which) {
-        table++;
+static void say_bad_option(const measure_command *c, int which) {
+    const struct option *o = c->table;
+    while (o->name != NULL && o->val != which) {
+        o++;
     }
-    fprintf(stderr, "%s: --%s does not take \"%s\"; see --help\n", program,
-            table->name != NULL ? table->name : "?", text);
+    fprintf(stderr, "%s: --%s does not take \"%s\"; see --help\n", c->program,
+            o->name != NULL ? o->name : "?", optarg);
+}
+
+int measure_parse(const measure_command *c, void *to, int argc, char **argv, bool loud) {
+    int which = 0;
+    opterr = loud;
+    while ((which = getopt_long(argc, argv, c->letters, c->table, NULL)) != -1) {
+        if (which == 'h') {
+            if (loud) {
+                fputs(c->help, stdout);
+            }
+            return 0;
+        }
+        if (which == '?' || !c->take(to, which)) {
+            if (loud && which != '?') {
+                say_bad_option(c, which);
+            }
+            return 2;
+        }
+    }
+    return -1;
 }
 
 void measure_mpi_name(char *name, size_t cap) {

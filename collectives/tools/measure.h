@@ -28,10 +28,16 @@ bool measure_parse_count(const char *text, int least, int *out);
 bool measure_speaks(void);
 /* Index of a word in a list that ends with NULL; -1: not there. */
 int measure_word(const char *text, const char *const *words);
-/* Says on stderr that `text` is no value for the option `which` of a getopt_long table. */
+
+/* Command line of a measuring program. take reads optarg and says whether it is a value. */
 struct option;
-void measure_bad_option(const char *program, const struct option *table, int which,
-                        const char *text);
+typedef struct measure_command {
+    const char *program, *help, *letters;
+    const struct option *table;
+    bool (*take)(void *to, int which);
+} measure_command;
+/* -1: go on at optind; else the exit status. Prints help and what is wrong only if loud. */
+int measure_parse(const measure_command *c, void *to, int argc, char **argv, bool loud);
 
 /* The name and version of MPI, without what follows the first comma. */
 void measure_mpi_name(char *name, size_t cap);

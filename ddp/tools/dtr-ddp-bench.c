@@ -92,7 +92,8 @@ static bool take_milliseconds(ddp_bench_options *o) {
     return end != optarg && *end == '\0' && ms >= 0 && ms <= 1e6;
 }
 
-static bool take(ddp_bench_options *o, int which) {
+static bool take(void *to, int which) {
+    ddp_bench_options *o = to;
     static const char *const computes[] = { "device", "cpu", "none", NULL };
     static const char *const grads[] = { "view", "copy", NULL };
     int i = 0;
@@ -142,23 +143,14 @@ static bool take(ddp_bench_options *o, int which) {
     }
 }
 
+static const measure_command command = { "dtr-ddp-bench", help, "m:b:g:d:k:s:w:R:c:t:j:lh", table,
+                                         take };
+
 /* -1: go on; else the exit status. */
 static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
-    int which = 0;
-    opterr = loud;
-    while ((which = getopt_long(argc, argv, "m:b:g:d:k:s:w:R:c:t:j:lh", table, NULL)) != -1) {
-        if (which == 'h') {
-            if (loud) {
-                fputs(help, stdout);
-            }
-            return 0;
-        }
-        if (!take(o, which)) {
-            if (loud && which != '?') {
-                measure_bad_option("dtr-ddp-bench", table, which, optarg);
-            }
-            return 2;
-        }
+    int done = measure_parse(&command, o, argc, argv, loud);
+    if (done >= 0) {
+        return done;
     }
     if (optind < argc || (o->has_reduce_dtype && o->view)) {
         if (loud && optind < argc) {
