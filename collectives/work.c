@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "rt_metrics.h"
 
 enum { KEEP_FREE = 256 };
 
@@ -300,7 +301,12 @@ static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
         atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
         atomic_store_explicit(&w->deadline, dtr__now() + timeout_s, memory_order_relaxed);
     }
+    dtr__metrics *m = w->world->metrics;
+    int64_t began = m != NULL ? dtr__now_ns() : 0;
     dtr__work_block(w);
+    if (m != NULL) {
+        dtr__metrics_waited(m, dtr__now_ns() - began);
+    }
     return dtr__work_result(w);
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ddp_internal.h"
+#include "rt_metrics.h"
 
 /* ---- warnings and errors ---- */
 
@@ -28,6 +29,9 @@ void dtr__ddp_warn_static(dtr_ddp *ddp) {
 }
 
 dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s) {
+    static const dtr__metric errors = { "dtr_ddp_errors_total",
+                                        "Steps and calls of gradient averaging that failed." };
+    dtr__metrics_add(ddp->world, &errors, 1);
     pthread_mutex_lock(&ddp->stats_lock);
     ddp->count.errors++;
     ddp->count.has_error = true;
@@ -62,7 +66,28 @@ static void mean_count(size_t *old, size_t x, uint64_t n) {
     *old = (size_t)(((double)x + (double)*old * (double)(n - 1)) / (double)n + 0.5);
 }
 
+static void count_metrics(const dtr_ddp *ddp, const dtr_ddp_step *step) {
+    static const dtr__metric of[] = {
+        { "dtr_ddp_steps_total", "Synchronised steps of gradient averaging." },
+        { "dtr_ddp_bytes_total", "Bytes of gradients averaged." },
+        { "dtr_ddp_forward_seconds_total", "Forward passes of synchronised steps." },
+        { "dtr_ddp_backward_seconds_total", "Backward passes of synchronised steps." },
+        { "dtr_ddp_comm_seconds_total", "Time with a bucket under way." },
+        { "dtr_ddp_exposed_comm_seconds_total", "The part that dtr_ddp_backward_end waited for." },
+    };
+    const double value[] = { 1,
+                             (double)step->bytes,
+                             step->forward_s,
+                             step->backward_s,
+                             step->comm_s,
+                             step->exposed_comm_s };
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        dtr__metrics_add(ddp->world, &of[i], value[i] > 0 ? value[i] : 0);
+    }
+}
+
 void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
+    count_metrics(ddp, step);
     pthread_mutex_lock(&ddp->stats_lock);
     dtr__ddp_counters *c = &ddp->count;
     uint64_t n = ++c->steps;

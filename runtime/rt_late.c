@@ -238,24 +238,30 @@ static void say(const dtr_world *world, dtr__late_rank *of, const dtr__late *all
     }
 }
 
-void dtr__late_report(const dtr_world *world) {
-    if (!dtr__log_on(world, DTR_LOG_INFO) || world->local_rank != 0 || world->local_size < 2) {
-        return;
-    }
+bool dtr__late_look(const dtr_world *world, bool whole, dtr__late_rank *out, dtr__late *all) {
     size_t n = (size_t)world->size;
     dtr__recording **rec = calloc(n, sizeof(dtr__recording *));
-    dtr__late_rank *out = calloc(n, sizeof *out);
-    dtr__late all = { 0 };
     for (int i = 0; rec != NULL && i < world->local_size; i++) {
-        rec[world->local_world[i]] = dtr__peer_look(world, world->local_world[i]);
+        int rank = world->local_world[i];
+        rec[rank] = whole ? dtr__peer_look(world, rank) : dtr__peer_glance(world, rank);
     }
-    if (rec != NULL && out != NULL && dtr__late_find(rec, world->size, NEWEST, 0, out, &all) &&
-        all.operations > 0) {
-        say(world, out, &all);
-    }
+    bool found =
+        rec != NULL && dtr__late_find(rec, world->size, NEWEST, 0, out, all) && all->operations > 0;
     for (size_t i = 0; rec != NULL && i < n; i++) {
         dtr__recording_free(rec[i]);
     }
     free((void *)rec);
+    return found;
+}
+
+void dtr__late_report(const dtr_world *world) {
+    if (!dtr__log_on(world, DTR_LOG_INFO) || world->local_rank != 0 || world->local_size < 2) {
+        return;
+    }
+    dtr__late_rank *out = calloc((size_t)world->size, sizeof *out);
+    dtr__late all = { 0 };
+    if (out != NULL && dtr__late_look(world, true, out, &all)) {
+        say(world, out, &all);
+    }
     free(out);
 }

@@ -24,6 +24,10 @@ enum { DTR__LATE_ALL_MEMBERS = 1 };
 bool dtr__late_find(dtr__recording *const *rec, int size, uint64_t newest, unsigned flags,
                     dtr__late_rank *out, dtr__late *all);
 
+/* Looks at the ranks of this node; `whole`: at all that their recordings hold, else at the newest
+ * records only, which costs little. False: no memory, or nothing to compare. `out` as above. */
+bool dtr__late_look(const dtr_world *world, bool whole, dtr__late_rank *out, dtr__late *all);
+
 /* At level info local rank 0 says it of the ranks of its node: a line per rank that was ever last.
  * Before the peers are let go of. */
 void dtr__late_report(const dtr_world *world);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "rt_internal.h"
+#include "rt_metrics.h"
 #include "rt_recording.h"
 
 #define BUSY UINT64_MAX
@@ -190,6 +191,9 @@ void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r) {
     }
     leave(s, number);
     expect(slot_of(recorder, number + 1));
+    if (world->metrics != NULL) {
+        dtr__metrics_issued(world->metrics, r);
+    }
 }
 
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
@@ -216,10 +220,26 @@ static void note(slot *s, uint64_t number, dtr__rec_state state, dtr_status stat
     leave(s, number);
 }
 
+/* Tells the metrics of an operation's end; the slot is the caller's. */
+static void count_end(dtr_world *world, slot *s, int64_t now) {
+    dtr__record r;
+    load_record(s, &r);
+    if ((r.flags & DTR__RECORDING_MEMBER) == 0) {
+        dtr__metrics_ended(world->metrics, r.kind, now - r.t_issued);
+    }
+}
+
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status) {
     slot *s = slot_of(world->recorder, number);
     int64_t now = dtr__stamp_ns();
+    bool ends = world->metrics != NULL && number != 0 && state >= DTR__REC_FINISHED;
+    if (ends && status < 0) {
+        dtr__metrics_failed(world->metrics, status);
+    }
     if (number != 0 && enter(s, number, number)) {
+        if (ends) {
+            count_end(world, s, now);
+        }
         note(s, number, state, status, now);
     }
 }
@@ -228,6 +248,9 @@ void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns) {
     const dtr__recorder *r = world->recorder;
     slot *s = slot_of(r, number);
     if ((r->one_issuer ? enter_alone : enter)(s, number, number)) {
+        if (world->metrics != NULL) {
+            count_end(world, s, now_ns);
+        }
         note(s, number, DTR__REC_FINISHED, DTR_OK, now_ns);
     }
 }

@@ -13,6 +13,7 @@
 #include <dtr/version.h>
 
 #include "rt_internal.h"
+#include "rt_metrics.h"
 #include "rt_recording.h"
 
 enum { FOLDER_MODE = 0700, FILE_MODE = 0600 };
@@ -371,6 +372,7 @@ static void write_error(dtr__rec_error *e, dtr_status s) {
 
 void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s) {
     dtr__rec_header *h = dtr__recorder_header(world);
+    dtr__metrics_broken(world->metrics, s);
     pthread_mutex_lock(&lock);
     dtr__rec_group *g = find_group(h, group);
     if (g != NULL && g->status == DTR_OK) {

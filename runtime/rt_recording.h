@@ -12,6 +12,7 @@ enum {
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
+    DTR__RECORDING_MEMBER = 2, /* dtr__record.flags: inside the operation recorded before it */
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_SETTINGS = 4096,
@@ -126,9 +127,9 @@ static inline bool dtr__record_over(const dtr__record *r) {
 }
 /* A collective of the program, and not a call inside another one. */
 static inline bool dtr__record_collective(const dtr__recording *r, const dtr__record *rec) {
-    enum { MEMBER = 2 };
-    return rec->seq != 0 && rec->seq < UINT64_C(1) << 62 && (rec->flags & MEMBER) == 0 &&
-           rec->kind < DTR__RECORDING_KINDS && r->head.kind[rec->kind][0] != '\0';
+    return rec->seq != 0 && rec->seq < UINT64_C(1) << 62 &&
+           (rec->flags & DTR__RECORDING_MEMBER) == 0 && rec->kind < DTR__RECORDING_KINDS &&
+           r->head.kind[rec->kind][0] != '\0';
 }
 /* Newest record that has ended / that has not; NULL: none. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);

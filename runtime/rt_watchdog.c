@@ -9,6 +9,7 @@
 #include "rt_control.h"
 #include "rt_dump.h"
 #include "rt_internal.h"
+#include "rt_metrics.h"
 #include "rt_peers.h"
 
 struct dtr__watchdog {
@@ -49,6 +50,7 @@ static void *thread_main(void *arg) {
         look_at_peers(world, d);
         dtr__control_round(world, d->lost);
         dtr__dump_round(world);
+        dtr__metrics_round(world);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
     dtr__dump_round(world); /* what broke just before the end has its dump too */

@@ -13,6 +13,7 @@
 #include "rt_dump.h"
 #include "rt_internal.h"
 #include "rt_late.h"
+#include "rt_metrics.h"
 #include "rt_peers.h"
 
 #define WORLD_GONE UINT64_C(0x6474725f676f6e65)
@@ -202,6 +203,7 @@ static dtr_status meet(dtr_world *w, void *scratch) {
 static dtr_status open_parts(dtr_world *w, const dtr_world_options *o) {
     DTR_TRY(dtr__log_open(w, o));
     DTR_TRY(dtr__trace_open(w));
+    DTR_TRY(dtr__metrics_open(w));
     DTR_TRY(dtr__memory_open(w));
     DTR_TRY(dtr__recorder_open(w));
     DTR_TRY(dtr__dump_open(w));
@@ -226,6 +228,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__dump_close(w);
     dtr__peers_close(w);
     dtr__recorder_close(w);
+    dtr__metrics_close(w);
     dtr__trace_close(w);
     dtr__log_close(w);
     MPI_Comm *const comms[] = { &w->node_comm, &w->comm };
@@ -351,6 +354,7 @@ dtr_status dtr__world_close(dtr_world *world) {
         finish = false;
     }
     dtr__late_report(world);
+    dtr__metrics_write(world);
     dtr_status s = dismantle(world, alive);
     DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
     if (!alive) {

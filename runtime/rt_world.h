@@ -22,6 +22,7 @@ typedef struct dtr__recorder dtr__recorder;
 typedef struct dtr__progress dtr__progress;
 typedef struct dtr__log dtr__log;
 typedef struct dtr__trace dtr__trace;
+typedef struct dtr__metrics dtr__metrics;
 typedef struct dtr__memory dtr__memory;
 typedef struct dtr__groups dtr__groups; /* collectives layer */
 
@@ -56,7 +57,8 @@ struct dtr_world {
     dtr__options options;
     dtr__tune tune; /* equal on all ranks of a node */
     dtr__log *log;
-    dtr__trace *trace; /* of public calls; NULL: off */
+    dtr__trace *trace;     /* of public calls; NULL: off */
+    dtr__metrics *metrics; /* NULL: off */
     dtr__arena
         *arena;    /* node-shared memory, NULL when this node cannot share (one warning given) */
     dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */

@@ -1,5 +1,6 @@
 # Single rows of the specification, by theme.
 dtr_add_mpi_test(rows_trace SOURCES mpi/rows_trace.c NPROCS 1 2 3)
+dtr_add_mpi_test(metrics SOURCES mpi/metrics.c NPROCS 1 2 3)
 dtr_add_mpi_test(rows_coll SOURCES mpi/rows_coll.c NPROCS 1 2 3 4 7)
 # INI25, T128: the same values where the caller's MPI has a lower thread level.
 foreach(level single funneled serialized)
