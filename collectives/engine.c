@@ -104,6 +104,7 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     g->pool->broken = error;
     g->error = dtr__error_save(); /* freed with the group, the pool's with the last work */
     atomic_store_explicit(&g->status, s, memory_order_release);
+    dtr__rec_failure(g->world, g->id, s); /* before a waiter returns and may end the world */
     while (g->works.head != NULL) {
         dtr__work_end_locked(g->works.head, s, error, called);
     }
@@ -115,7 +116,6 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
         atomic_fetch_sub_explicit(&g->active, 1, memory_order_release);
     }
     pthread_mutex_unlock(&g->queue_lock);
-    dtr__rec_failure(g->world, g->id, s);
     dtr__notice_broken(g, s);
     while (w != NULL) {
         dtr_work *next = w->run_next;

@@ -16,6 +16,12 @@ void dtr__dump_close(dtr_world *world); /* the watchdog has ended; NULL state is
  * node, a signal, a request in the recording, a peer that was asked. */
 void dtr__dump_round(dtr_world *world);
 
+/* ---- DTR_ON_ERROR=abort (rt_abort.c) ----
+ * A look of the watchdog after dtr__dump_round: once a group of this rank has broken, other than by
+ * dtr_group_abort, it waits for the dumps of the node and ends the process by SIGABRT. `last`: the
+ * watchdog ends, so that nothing is waited for. `since_ns` is the caller's, 0 at first. */
+void dtr__abort_round(const dtr_world *world, int64_t *since_ns, bool last);
+
 /* As JSON, in quotes; never invalid UTF-8, because texts may be damaged. */
 void dtr__json_string(FILE *to, const char *text);
 

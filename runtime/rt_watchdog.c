@@ -45,15 +45,18 @@ static void *thread_main(void *arg) {
     struct dtr__watchdog *d = world->watchdog;
     dtr__rec_header *h = dtr__recorder_header(world);
     const int nap_ms = (int)dtr__opt_number(&world->options, DTR__OPT_WATCHDOG_MS);
+    int64_t broken_ns = 0;
     while (!atomic_load(&d->stop)) {
         atomic_store_explicit(&h->beat_ns, dtr__now_ns(), memory_order_release);
         look_at_peers(world, d);
         dtr__control_round(world, d->lost);
         dtr__dump_round(world);
+        dtr__abort_round(world, &broken_ns, false);
         dtr__metrics_round(world);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
     dtr__dump_round(world); /* what broke just before the end has its dump too */
+    dtr__abort_round(world, &broken_ns, true);
     return NULL;
 }
 

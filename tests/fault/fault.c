@@ -1,6 +1,7 @@
 /* One program for all faults: fault CASE FOLDER. Every rank that gets to judge writes what it saw
  * to FOLDER/rankN: a line per call, "NAME STATUS MESSAGE". tests/fault/run.py starts it and judges.
  */
+#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -134,6 +135,36 @@ static void go_ahead(void) {
         await_file(name);
     }
     nap(rank == victim ? 0.1 : 0);
+}
+
+/* FI27: DTR_ON_ERROR=abort with FI1, FI5 and FI9. Who is ended by SIGABRT says so in a file. */
+static char abort_path[512];
+
+static void note_abort(int number) {
+    (void)number;
+    (void)close(open(abort_path, O_WRONLY | O_CREAT, 0600));
+}
+
+static void expect_abort(void) {
+    snprintf(abort_path, sizeof abort_path, "%s/abort%d", folder, rank);
+    signal(SIGABRT, note_abort);
+}
+
+static void killed(void);
+
+static void abort_absent(void) {
+    expect_abort();
+    absent();
+}
+
+static void abort_kind(void) {
+    expect_abort();
+    kind();
+}
+
+static void abort_killed(void) {
+    expect_abort();
+    killed();
 }
 
 /* FI5: the victim is killed while the others wait. */
@@ -428,6 +459,9 @@ static const struct {
               { "absent", absent },
               { "kind", kind },
               { "killed", killed },
+              { "abort_absent", abort_absent },
+              { "abort_kind", abort_kind },
+              { "abort_killed", abort_killed },
               { "crashed", crashed },
               { "left", left },
               { "killed_async", killed_async },

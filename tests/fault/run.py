@@ -32,7 +32,8 @@ def check(condition, what):
 
 
 # Settings of single cases.
-SETTINGS = {"kind": {"DTR_DUMP": "0"}}
+ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
+SETTINGS = {"kind": {"DTR_DUMP": "0"}, "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
 
 
 def prepare():
@@ -221,6 +222,30 @@ def kind():
     check(not files(".dump.json"), "a dump in spite of DTR_DUMP=0")
     diagnosis(r"ranks disagree on operation #21 of group 'world': .*(allreduce|broadcast) #21 .*at fault\.c:\d+.*"
               r"(allreduce|broadcast) #21 .*at fault\.c:\d+")
+
+
+def ended(ranks_ended, cause):
+    """FI27, M1, M3, T2: by SIGABRT, after the dumps, and the last line of the log says why."""
+    for r in ranks_ended:
+        check(os.path.exists(os.path.join(folder, "abort%d" % r)), "rank %d was not ended by SIGABRT" % r)
+        with open(os.path.join(folder, "log%d" % r)) as f:
+            last = f.read().rstrip("\n").split("\n")[-1]
+        check(re.search(r"\[rank%d\]: error: DTR_ON_ERROR=abort ends this process: .*%s" % (r, cause), last), last)
+        check("destroy" not in lines(r), "rank %d came out of dtr_world_destroy" % r)
+    check({"rank%d." % r for r in ranks_ended} <= {f.split("-")[-1].split("dump")[0] for f in files(".dump.json")},
+          "a dump is missing: %s" % files(".dump.json"))
+
+
+def abort_absent():
+    ended(range(ranks), "allreduce #21 ")
+
+
+def abort_kind():
+    ended(range(ranks), "(allreduce|broadcast)")
+
+
+def abort_killed():
+    ended(others, r"rank %d \(host \S+, pid \d+\) died" % victim)
 
 
 def far_killed():

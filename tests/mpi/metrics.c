@@ -302,7 +302,9 @@ START_TEST(bad_values) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
     dtr_world *w = NULL;
     o.keep_mpi = true;
-    const char *const bad[][2] = { { "DTR_METRICS_INTERVAL", "often" } };
+    const char *const bad[][2] = { { "DTR_METRICS_INTERVAL", "often" },
+                                   { "DTR_ON_ERROR", "stop" },
+                                   { "DTR_DUMP_WAIT", "-1" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         setenv(bad[i][0], bad[i][1], 1);
         TH_IS(dtr_world_create(&o, &w), DTR_ERR_ARG);
