@@ -9,7 +9,12 @@
 extern "C" {
 #endif
 
+#ifdef DTR_FAKE_WEAK
+/* Programs that run on the real libraries too see NULL there: dtr_fake_cuda_reload == NULL. */
+#define DTR_FAKE_API __attribute__((visibility("default"), weak))
+#else
 #define DTR_FAKE_API __attribute__((visibility("default")))
+#endif
 
 /* ---- for the other stand-in ---- */
 

@@ -1,0 +1,52 @@
+"""The scripts for a machine with a GPU, run on the stand-ins: their table, JSON, limit and exit status."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+scripts, build, launcher = sys.argv[1:4]
+double = os.path.join(build, "tests", "double", "lib")
+folder = tempfile.TemporaryDirectory(prefix="dtr-gpu-")
+found = os.path.join(folder.name, "found.json")
+
+
+def expect(condition, what, *values):
+    if not condition:
+        sys.exit("failed: " + what % values)
+
+
+def make_bundle():
+    """What scripts/gpu/bundle makes, of the programs as they lie in the build folder."""
+    with open(os.path.join(folder.name, "env.sh"), "w", encoding="utf-8") as env:
+        env.write("export PATH=%s:$PATH LD_LIBRARY_PATH=$DTR_GPU_LIBS\n" % ":".join(
+            os.path.join(build, path) for path in ("tests/gpu", "tests/double", "tests", "runtime/tools")))
+        env.write("dtr_gpu_mpirun() { local n=$1; shift; %s -n $n \"$@\"; }\n" % launcher)
+
+
+def run(script, *options, status=0, **settings):
+    done = subprocess.run([sys.executable, "-B", os.path.join(scripts, script), "--bundle", folder.name, "--double", double,
+                           "--json", found] + list(options), env=dict(os.environ, **settings), check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    expect(done.returncode == status, "%s %s: status %s, not %d:\n%s", script, options, done.returncode, status, done.stdout)
+    with open(found, encoding="utf-8") as source:
+        report = json.load(source)
+    return done.stdout, {row["step"]: row for row in report["rows"]}, report
+
+
+def main():
+    make_bundle()
+    text, rows, report = run("facts")
+    expect(report["on"] == "stand-ins" and "on stand-ins" in text, "a result that does not say where it is from: %s", text)
+    expect(float(rows["copy d2h"]["value"].split()[0]) > 0, "no speed: %s", rows)
+    expect(rows["NCCL, 2 ranks, a host id each"]["state"] == "passed", "NCCL: %s", rows)
+    text, rows, _ = run("conformance", "--only", "CUDA runtime", "--limit", "200")
+    expect(list(rows) == ["CUDA runtime"] and "1 of 1 steps passed, 0 skipped" in text, "one step: %s", text)
+    text, rows, _ = run("conformance", "--only", "device ready", status=1, DTR_FAKE_CUDA_NDEV="0")
+    expect(rows["device ready"]["state"] == "FAILED" and "failed: device ready" in text, "a failure: %s", text)
+    text, rows, _ = run("conformance", "--only", "CUDA runtime", "--limit", "1", status=1,
+                        DTR_FAKE_CUDA_HANG="cudaMalloc:1")
+    expect(rows["CUDA runtime"]["state"] == "too long", "a step that hangs: %s", text)
+
+
+main()
