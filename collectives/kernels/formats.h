@@ -27,6 +27,18 @@ DTR_FORMAT float f32_from_bits(uint32_t u) {
     return f;
 }
 
+DTR_FORMAT uint64_t f64_bits(double d) {
+    uint64_t u;
+    memcpy(&u, &d, sizeof u);
+    return u;
+}
+
+DTR_FORMAT double f64_from_bits(uint64_t u) {
+    double d;
+    memcpy(&d, &u, sizeof d);
+    return d;
+}
+
 /* ---- formats with E exponent and M mantissa bits, E + M + 1 <= 16 ----
  * `top` is the first code above the finite numbers: infinity, or NaN where the format has none. */
 #define FORMAT_BIAS(E) ((1u << ((E)-1)) - 1)

@@ -64,22 +64,48 @@ static void stream_copy(void *dst, const void *src, size_t nbytes) {
      : (op) == DTR_MIN ? SELECT(U, (S)(b) < (S)(a), b, a) \
      : (op) == DTR_MAX ? SELECT(U, (S)(b) > (S)(a), b, a) \
                        : (a) + (b))
-#define INT_OPS(X) X(DTR_SUM) X(DTR_AVG) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
+#define INT_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
 
-/* No instruction set divides vectors of integers. */
-#define DEFINE_MEAN(name, U, S)                               \
-    static inline U mean_##name(U sum, int divisor) {         \
-        S s = (S)sum;                                         \
-        for (size_t k = 0; k < sizeof s / sizeof s[0]; k++) { \
-            s[k] /= divisor;                                  \
-        }                                                     \
-        return (U)s;                                          \
+/* Means of integers, toward zero. No instruction set divides vectors of integers, but all divide
+ * floats: with a sum of fewer bits than the float holds, the quotient differs from the next whole
+ * number by more than rounding can move it. Left to the compiler's vectoriser. */
+#define DEFINE_DIVIDE(name, C, F)                              \
+    static void divide_##name(C *sum, size_t n, int divisor) { \
+        const F by = (F)divisor;                               \
+        INDEPENDENT for (size_t k = 0; k < n; k++) {           \
+            sum[k] = (C)(int32_t)((F)sum[k] / by);             \
+        }                                                      \
     }
-DEFINE_MEAN(u8, u8_v, u8_v)
-DEFINE_MEAN(i8, u8_v, i8_v)
-DEFINE_MEAN(i16, u16_v, i16_v)
-DEFINE_MEAN(i32, u32_v, i32_v)
-DEFINE_MEAN(i64, u64_v, i64_v)
+DEFINE_DIVIDE(u8, uint8_t, float)
+DEFINE_DIVIDE(i8, int8_t, float)
+DEFINE_DIVIDE(i16, int16_t, float)
+DEFINE_DIVIDE(i32, int32_t, double)
+
+/* A double whose last place is 1: added to a whole number of up to 51 bits, it makes the bits of
+ * the sum count like the number. */
+#define WHOLE 0x1.8p52
+#define WHOLE_BITS UINT64_C(0x4338000000000000)
+
+static void divide_i64(int64_t *sum, size_t n, int divisor) {
+    const uint64_t limit = UINT64_C(1) << 51;
+    const double by = divisor;
+    uint64_t high = 0;
+    INDEPENDENT for (size_t k = 0; k < n; k++) {
+        high |= ((uint64_t)sum[k] + limit) >> 52;
+    }
+    if (high != 0) {
+        for (size_t k = 0; k < n; k++) {
+            sum[k] /= divisor;
+        }
+        return;
+    }
+    INDEPENDENT for (size_t k = 0; k < n; k++) {
+        const double q = (f64_from_bits((uint64_t)sum[k] + WHOLE_BITS) - WHOLE) / by;
+        const double near = (q + WHOLE) - WHOLE, one = q < 0 ? -1 : 1;
+        const double cut = fabs(near) > fabs(q) ? near - one : near;
+        sum[k] = (int64_t)(f64_bits(cut + WHOLE) - WHOLE_BITS);
+    }
+}
 
 #define NAN_LANES(f) ((f) != (f))
 
@@ -89,7 +115,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
      : (op) == DTR_MIN ? (F)SELECT(U, ((b) < (a)) | NAN_LANES(b), b, a) \
      : (op) == DTR_MAX ? (F)SELECT(U, ((b) > (a)) | NAN_LANES(b), b, a) \
                        : (a) + (b))
-#define FLOAT_OPS(X) INT_OPS(X) X(DTR_PREMUL_SUM)
+#define FLOAT_OPS(X) INT_OPS(X) X(DTR_AVG) X(DTR_PREMUL_SUM)
 
 /* Bytes of 0 and 1: SUM is or, PROD is and. */
 #define TRUTH(raw) ((u8_v)((raw) != 0) & 1)
@@ -108,7 +134,6 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
-#define MEAN(s, divisor) ((void)(divisor), (s))
 #define OPS(X) BIT_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
 #include "reduce_type.h"
 
@@ -122,7 +147,6 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
-#define MEAN(s, divisor) ((void)(divisor), (s))
 #define OPS BIT_OPS
 #include "reduce_type.h"
 
@@ -135,7 +159,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u8_v, u8_v, op, a, b)
-#define MEAN(s, divisor) mean_u8(s, divisor)
+#define DIVIDE divide_u8
 #define OPS INT_OPS
 #include "reduce_type.h"
 
@@ -148,7 +172,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u8_v, i8_v, op, a, b)
-#define MEAN(s, divisor) mean_i8(s, divisor)
+#define DIVIDE divide_i8
 #define OPS INT_OPS
 #include "reduce_type.h"
 
@@ -161,7 +185,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u16_v, i16_v, op, a, b)
-#define MEAN(s, divisor) mean_i16(s, divisor)
+#define DIVIDE divide_i16
 #define OPS INT_OPS
 #include "reduce_type.h"
 
@@ -174,7 +198,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u32_v, i32_v, op, a, b)
-#define MEAN(s, divisor) mean_i32(s, divisor)
+#define DIVIDE divide_i32
 #define OPS INT_OPS
 #include "reduce_type.h"
 
@@ -187,7 +211,7 @@ DEFINE_MEAN(i64, u64_v, i64_v)
 #define ENCODE SAME
 #define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u64_v, i64_v, op, a, b)
-#define MEAN(s, divisor) mean_i64(s, divisor)
+#define DIVIDE divide_i64
 #define OPS INT_OPS
 #include "reduce_type.h"
 

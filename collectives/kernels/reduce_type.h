@@ -6,7 +6,8 @@
  *   DECODE(r), ENCODE(s) between RAW and SUM
  *   SCALE(s, factor)     the product of PREMUL_SUM
  *   COMBINE(op, a, b)    one step; op is a constant
- *   MEAN(s, divisor)     the division of AVG
+ *   MEAN(s, divisor)     the division of AVG, if OPS names it
+ *   DIVIDE               instead: a function that divides many sums (elements, how many, divisor)
  *   OPS(X)               X(op) for every operator that needs a loop of its own
  * One vector of sums stays in a register while the sources are gone through, so each source is read
  * once and each destination written once, after all sources have been read. */
@@ -33,9 +34,13 @@ static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void
         const SUM term = CAT(term_, T)(src, i, at, m, op, factors);
         sum = COMBINE(op, sum, term);
     }
+#ifdef MEAN
     if (op == DTR_AVG) {
         sum = MEAN(sum, divisor);
     }
+#else
+    (void)divisor;
+#endif
     const RAW out = ENCODE(sum);
     for (int j = 0; j < n_dst; j++) {
         store_part((ELEM *)dst[j] + at, m * sizeof(ELEM), &out, sizeof out);
@@ -67,6 +72,30 @@ static ALWAYS_INLINE void CAT(blocks_, T)(const dtr__reduce_job *job, size_t cou
     }
 }
 
+#ifdef DIVIDE
+/* Sums of a tile, divided where they lie, then written: all sources of a tile have been read. */
+static void CAT(averages_, T)(const dtr__reduce_job *job, size_t count) {
+    enum { LANES = sizeof(RAW) / sizeof(ELEM) };
+    _Alignas(64) ELEM tile[DTR__TILE];
+    for (size_t at = 0; at < count; at += DTR__TILE) {
+        const size_t n = count - at < DTR__TILE ? count - at : DTR__TILE;
+        for (size_t k = 0; k < n; k += LANES) {
+            const size_t m = n - k < LANES ? n - k : LANES;
+            SUM sum = CAT(term_, T)(job->src, 0, at + k, m, DTR_SUM, NULL);
+            for (int i = 1; i < job->n; i++) {
+                sum = sum + CAT(term_, T)(job->src, i, at + k, m, DTR_SUM, NULL);
+            }
+            store_part(tile + k, m * sizeof(ELEM), &sum, sizeof sum);
+        }
+        leave_vectors();
+        DIVIDE(tile, n, job->divisor);
+        for (int j = 0; j < job->n_dst; j++) {
+            memcpy((ELEM *)job->dst[j] + at, tile, n * sizeof(ELEM));
+        }
+    }
+}
+#endif
+
 static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
 #define CASE(op)                         \
     case op:                             \
@@ -74,6 +103,11 @@ static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
         break;
     switch (job->op) {
         OPS(CASE)
+#ifdef DIVIDE
+    case DTR_AVG:
+        CAT(averages_, T)(job, count);
+        break;
+#endif
     default:
         break;
     }
@@ -93,4 +127,5 @@ static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
 #undef SCALE
 #undef COMBINE
 #undef MEAN
+#undef DIVIDE
 #undef OPS

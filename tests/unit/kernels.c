@@ -284,6 +284,55 @@ START_TEST(integer_mean_and_wrap) {
 }
 END_TEST
 
+/* COL43: the division of every set against C's own, around multiples of the divisor and at the
+ * limits of each type and of what is divided as floats. */
+START_TEST(integer_mean_like_division) {
+    static const int divisors[] = { 1, 2, 3, 5, 7, 100, 127, 1000, 65537, INT32_MAX };
+    static const int64_t bases[] = { 0,
+                                     40,
+                                     127,
+                                     128,
+                                     255,
+                                     32767,
+                                     (1 << 24) - 1,
+                                     1 << 24,
+                                     INT32_MAX,
+                                     INT64_C(1) << 50,
+                                     (INT64_C(1) << 51) - 1,
+                                     INT64_C(1) << 51,
+                                     (INT64_C(1) << 53) + 1,
+                                     INT64_MAX };
+    enum { BASES = sizeof bases / sizeof bases[0], EACH = 12, N = BASES * EACH };
+    const dtr__kernel_set *sets[4];
+    const int n_sets = ref_sets(sets);
+    int64_t out[N], sum[N];
+    const void *src = sum;
+    void *const dst = out;
+    for (int pair = 0; pair < 5 * 10; pair++) {
+        const dtr_dtype d = (dtr_dtype)(DTR_U8 + pair / 10);
+        const int by = divisors[pair % 10];
+        /* Twice: all bases, and those alone that leave no element above 51 bits. */
+        for (int part = 0; part < 2 * n_sets; part++) {
+            const int n = part % 2 == 0 ? N : 10 * EACH + EACH / 2;
+            for (int k = 0; k < n; k++) {
+                const uint64_t near = (uint64_t)(bases[k / EACH] / by * by) + (uint64_t)(k % 3 - 1);
+                const uint64_t v = k % 6 < 3 ? near : (uint64_t)bases[k / EACH] - (uint64_t)(k % 3);
+                const int64_t value = (int64_t)(k % EACH < 6 ? v : 0 - v);
+                memcpy((char *)sum + (size_t)k * dtr_dtype_size(d), &value, dtr_dtype_size(d));
+            }
+            const dtr__reduce_job job = { &dst, 1, &src, 1, DTR_AVG, by, NULL };
+            dtr__reduce_with(sets[part / 2], job, (size_t)n, d, false);
+            for (size_t k = 0; k < (size_t)n; k++) {
+                const int64_t want = ref_int(sum, d, k) / by;
+                ck_assert_msg(ref_int(out, d, k) == want, "%s: %s %lld / %d gives %lld",
+                              sets[part / 2]->name, dtr_dtype_name(d),
+                              (long long)ref_int(sum, d, k), by, (long long)ref_int(out, d, k));
+            }
+        }
+    }
+}
+END_TEST
+
 /* Of equal values the first; any NaN wins, wherever it stands. */
 START_TEST(order_of_zeros_and_nan) {
     float a[] = { -0.0F, 0.0F, NAN, 1, INFINITY }, b[] = { 0.0F, -0.0F, 1, NAN, NAN }, out[5];
@@ -359,6 +408,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, ordinary_numbers_in_every_set);
     tcase_add_test(tc, f16_mean_beyond_its_range);
     tcase_add_test(tc, integer_mean_and_wrap);
+    tcase_add_test(tc, integer_mean_like_division);
     tcase_add_test(tc, order_of_zeros_and_nan);
     tcase_add_test(tc, bool_results);
     tcase_add_test(tc, premul_without_factors);
