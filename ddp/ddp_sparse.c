@@ -305,8 +305,10 @@ dtr_status dtr__ddp_sparse_launch(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_work **wo
     o.timeout_s = ddp->set.timeout_s;
     o.label = b->label;
     bool sum = (ddp->set.flags & DTR_DDP_SUM) != 0 || ddp->divisor != 0;
-    return dtr_sparse_allreduce(ddp->group, b->in_rows, b->in_values, b->sparse->value->shape[0],
-                                sum ? DTR_SUM : DTR_AVG, &o, &b->out_rows, &b->out_values, work);
+    dtr_call_site(__FILE__, __LINE__);
+    return dtr__sparse_allreduce(ddp->group, b->in_rows, b->in_values, b->sparse->value->shape[0],
+                                 sum ? DTR_SUM : DTR_AVG, &o, dtr__ddp_tag(ddp, b->index),
+                                 &b->out_rows, &b->out_values, work);
 }
 
 /* The result becomes the gradient. */

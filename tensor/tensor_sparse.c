@@ -11,6 +11,7 @@ typedef struct args {
     dtr_tensor *indices, *values;
     int64_t n_rows;
     dtr_op op;
+    uint64_t tag_word;
     dtr_tensor **out_indices, **out_values;
 } args;
 
@@ -125,6 +126,7 @@ static void describe(dtr__sparse_op *op, dtr_group *g, const args *a) {
     op->own.op = a->op;
     op->own.dtype = v->dtype;
     op->own.n_rows = a->n_rows;
+    op->own.tag_word = a->tag_word;
     op->own.row_ndim = v->ndim - 1;
     for (int d = 1; d < v->ndim; d++) {
         op->own.row_shape[d - 1] = v->shape[d];
@@ -174,14 +176,11 @@ static dtr_status start(dtr__tensor_call *t, const args *a, dtr__call *c, dtr_wo
     return DTR_OK;
 }
 
-static dtr_status sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
-                                   int64_t n_rows, dtr_op op, const dtr_coll_options *options,
-                                   dtr_tensor **out_indices, dtr_tensor **out_values,
+static dtr_status sparse_allreduce(dtr_group *group, args a, const dtr_coll_options *options,
                                    dtr_work **work, void *return_address) {
     dtr__tensor_call c = { .entry = ENTRY,
                            .group = group,
                            .r = { .options = options, .return_address = return_address } };
-    args a = { indices, values, n_rows, op, out_indices, out_values };
     dtr__call call;
     dtr_work *own = NULL;
     dtr_status s = dtr__group_check(group, ENTRY);
@@ -212,7 +211,15 @@ dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tenso
                                 int64_t n_rows, dtr_op op, const dtr_coll_options *options,
                                 dtr_tensor **out_indices, dtr_tensor **out_values,
                                 dtr_work **work) {
+    const args a = { indices, values, n_rows, op, 0, out_indices, out_values };
     return DTR_TRACED(dtr__group_trace(group), ENTRY, group->name,
-                      sparse_allreduce(group, indices, values, n_rows, op, options, out_indices,
-                                       out_values, work, __builtin_return_address(0)));
+                      sparse_allreduce(group, a, options, work, __builtin_return_address(0)));
+}
+
+dtr_status dtr__sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
+                                 int64_t n_rows, dtr_op op, const dtr_coll_options *options,
+                                 uint64_t tag_word, dtr_tensor **out_indices,
+                                 dtr_tensor **out_values, dtr_work **work) {
+    const args a = { indices, values, n_rows, op, tag_word, out_indices, out_values };
+    return sparse_allreduce(group, a, options, work, __builtin_return_address(0));
 }

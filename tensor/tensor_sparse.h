@@ -9,6 +9,7 @@
 /* What every rank tells the others first. All but nnz and site must be equal. */
 typedef struct dtr__sparse_head {
     int64_t nnz, op, dtype, n_rows, row_ndim, row_shape[DTR_MAX_NDIM - 1];
+    uint64_t tag_word; /* of a layer above, 0 in public calls */
     char site[48];
 } dtr__sparse_head;
 
@@ -39,6 +40,12 @@ typedef struct dtr__sparse_op {
 
 extern const dtr__backend dtr__backend_sparse;
 dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked); /* NULL: out of memory */
+
+/* dtr_sparse_allreduce for a layer above, with the word by which it tells its operations apart. */
+dtr_status dtr__sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
+                                 int64_t n_rows, dtr_op op, const dtr_coll_options *options,
+                                 uint64_t tag_word, dtr_tensor **out_indices,
+                                 dtr_tensor **out_values, dtr_work **work);
 
 /* Sum equal rows of a gathered list in the order of the list into two new tensors (tensor_merge.c).
  * Averages are divided by `divisor`. */

@@ -108,6 +108,9 @@ static void print_field(const dtr__sparse_head *h, int field, char *text, size_t
     case 2:
         snprintf(text, cap, "n_rows %" PRId64, h->n_rows);
         break;
+    case 3:
+        snprintf(text, cap, "internal tag %#" PRIx64, h->tag_word);
+        break;
     default:
         snprintf(text, cap, "rows of shape %s",
                  dtr__shape_text((int)h->row_ndim, h->row_shape, shape));
@@ -123,6 +126,8 @@ static bool same_field(const dtr__sparse_head *a, const dtr__sparse_head *b, int
         return a->dtype == b->dtype;
     case 2:
         return a->n_rows == b->n_rows;
+    case 3:
+        return a->tag_word == b->tag_word;
     default:
         return a->row_ndim == b->row_ndim &&
                memcmp(a->row_shape, b->row_shape, sizeof(a->row_shape)) == 0;
@@ -168,7 +173,7 @@ static dtr_status mismatch(const dtr_work *whole, const dtr__sparse_op *op, int 
 
 static dtr_status compare_heads(const dtr_work *whole, const dtr__sparse_op *op) {
     int n = op->group->size;
-    for (int field = 0; field < 4; field++) {
+    for (int field = 0; field < N_FIELDS; field++) {
         for (int i = 1; i < n; i++) {
             if (!same_field(&op->heads[0], &op->heads[i], field)) {
                 return mismatch(whole, op, field, majority(op->heads, n, field));

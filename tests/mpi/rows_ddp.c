@@ -6,6 +6,7 @@
 
 #include "ddp_internal.h"
 #include "ddp_models.h"
+#include "tensor_sparse.h"
 
 static dtr_ddp_options many_buckets(void) {
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
@@ -245,9 +246,48 @@ START_TEST(LG5_description) {
 }
 END_TEST
 
+/* DBG1, ddp:Y8: a layer above tells its operations apart by a word; a rank that is at another one
+ * would add unrelated rows. */
+static dtr_tensor *one_element(dtr_dtype d) {
+    const int64_t shape[] = { 1 };
+    dtr_tensor *t = NULL;
+    TH_OK(
+        dtr_tensor_empty(th_world(), d, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1, shape, &t));
+    return t;
+}
+
+START_TEST(DBG1_Y8_sparse_tag_words) {
+    dtr_group *g = NULL;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.timeout_s = 50;
+    TH_OK(dtr_group_split(th_group(), 0, th_rank(), &o, &g));
+    dtr_tensor *idx = one_element(DTR_I64), *val = one_element(DTR_F32);
+    dtr_tensor *a = NULL, *b = NULL;
+    TH_OK(dtr_tensor_fill(idx, 0, NULL));
+    TH_OK(dtr_tensor_fill(val, 1, NULL));
+    TH_IS(dtr__sparse_allreduce(g, idx, val, 9, DTR_SUM, NULL, 0x71, &a, &b, NULL), DTR_OK);
+    TH_CHECK(b != NULL && ((float *)dtr_tensor_data(b))[0] == (float)th_size(),
+             "equal words: no sum");
+    dtr_tensor_release(a);
+    dtr_tensor_release(b);
+    a = b = NULL;
+    const uint64_t word = th_rank() == th_size() - 1 ? 0x72 : 0x71;
+    TH_IS(dtr__sparse_allreduce(g, idx, val, 9, DTR_SUM, NULL, word, &a, &b, NULL),
+          DTR_ERR_MISMATCH);
+    TH_MESSAGE("internal tag 0x71");
+    TH_MESSAGE("internal tag 0x72");
+    TH_CHECK(a == NULL && b == NULL, "outputs written");
+    dtr_group_destroy(g);
+    dtr_tensor_release(idx);
+    dtr_tensor_release(val);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "rows", 110);
     th_add(tc, N6_Y8_ER15_sync_flags_differ, 2, 0);
+    th_add(tc, DBG1_Y8_sparse_tag_words, 2, 0);
     th_add(tc, A0_CF3_U11_S2_launches, 2, 0);
     th_add(tc, F6_F9_order_of_a_forward_pass, 2, 0);
     th_add(tc, H6_H4_foreign_strides, 0, 0);
