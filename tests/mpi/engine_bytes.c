@@ -302,6 +302,34 @@ START_TEST(memory) {
 }
 END_TEST
 
+/* OBJ1, OBJ23, FI29: lengths arrive as 64-bit numbers, and what they come to is looked at before
+ * memory is taken: the root says how much, the rank whose string waits is told by whom. Nothing is
+ * read beyond the start of a long string before its receiver has accepted it. */
+START_TEST(too_long_for_the_receiver) {
+    enum { START = 8 << 20 };
+    const size_t huge = SIZE_MAX / 2;
+    const bool last = th_rank() == th_size() - 1;
+    char x = 1, *start = calloc(1, START);
+    dtr_bytes in = { last ? start : &x, last ? huge : 1 }, out[64] = { { &x, 7 } };
+    dtr_status s = dtr_gather_bytes(th_group(), in, 0, NULL, th_rank() == 0 ? out : NULL);
+    if (th_rank() == 0) {
+        TH_CHECK(s == DTR_ERR_NOMEM, "the root got %s", dtr_status_name(s));
+        TH_MESSAGE("9223372036854775807");
+        TH_CHECK(out[0].data == &x && out[0].nbytes == 7, "out was written");
+    } else if (last) {
+        TH_CHECK(s == DTR_ERR_REMOTE, "the sender got %s", dtr_status_name(s));
+        TH_MESSAGE("rank 0");
+        TH_MESSAGE("9223372036854775807");
+    } else {
+        TH_CHECK(s == DTR_OK || s == DTR_ERR_REMOTE, "a short string: %s", dtr_status_name(s));
+    }
+    TH_AGREE();
+    TH_IS(dtr_group_abort(th_group(), "the test is over"), DTR_OK);
+    th_good_allreduce(dtr_world_group(th_world()));
+    free(start);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "bytes", 60);
     th_add(tc, allgather, 0, 0);
@@ -314,6 +342,7 @@ static void make(Suite *s) {
     th_add(tc, different_n, 2, 0);
     th_add(tc, different_n_of_a_pair, 2, 0);
     th_add(tc, absent_peer, 2, 0);
+    th_add(tc, too_long_for_the_receiver, 2, 0);
     th_add_measured(tc, memory, 0, 0);
 }
 

@@ -263,6 +263,7 @@ START_TEST(ENV9_timeouts) {
              i.timeout_cpu_s, i.timeout_cuda_s);
     dtr_group_options o = options(23, NULL), inf = options(INFINITY, NULL);
     dtr_group *g = made(NULL, th_size(), &o), *h = made(NULL, th_size(), &inf);
+    /* NEW19: one number for all backends. */
     TH_CHECK(info_of(g).timeout_cpu_s == 23 && info_of(g).timeout_cuda_s == 23, "own");
     TH_CHECK(isinf(info_of(h).timeout_cpu_s), "no limit");
     dtr_group *child = NULL;

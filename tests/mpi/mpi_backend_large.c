@@ -1,5 +1,5 @@
-/* COL41: counts above INT_MAX through the mpi backend, two ranks, about 9 GiB of memory in all;
- * skipped where that is not free. */
+/* COL41, OBJ22: counts and strings above INT_MAX through the mpi backend, two ranks, about 9 GiB of
+ * memory in all; skipped where that is not free. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,6 +28,19 @@ static void check(const char *what, size_t k, uint8_t want) {
 
 static dtr_buffer of(uint8_t *data, size_t count) {
     return dtr_cpu(data, count, DTR_U8);
+}
+
+/* OBJ22: one string above INT_MAX, and a total that is. */
+static void strings(void) {
+    dtr_bytes mine = { in, th_rank() == 1 ? COUNT : 3 }, got[2] = { { NULL, 0 } };
+    TH_OK(dtr_gather_bytes(g, mine, 0, NULL, th_rank() == 0 ? got : NULL));
+    TH_CHECK(th_rank() == 1 || (got[0].nbytes == 3 && got[1].nbytes == COUNT), "lengths");
+    out = got[1].data;
+    for (size_t k = 0; k < got[1].nbytes; k++) {
+        check("gather_bytes", k, at(k, 1));
+    }
+    dtr_bytes_free(got, 2);
+    TH_AGREE();
 }
 
 START_TEST(above_int_max) {
@@ -72,8 +85,9 @@ START_TEST(above_int_max) {
         check("broadcast", k, at(k, 1));
     }
     TH_AGREE();
-    free(in);
     free(out);
+    strings();
+    free(in);
     TH_OK(dtr_group_destroy(g));
 }
 END_TEST

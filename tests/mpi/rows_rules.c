@@ -68,6 +68,17 @@ START_TEST(DBG14_T97_no_messages) {
 }
 END_TEST
 
+/* COL5 */
+START_TEST(COL5_two_pairs) {
+    int64_t in[2] = { 1 + 2 * th_rank(), 2 + 2 * th_rank() }, out[2] = { 0, 0 };
+    TH_OK(dtr_allreduce(th_group(), dtr_cpu(in, 2, DTR_I64), dtr_cpu(out, 2, DTR_I64), DTR_SUM,
+                        NULL, NULL));
+    TH_CHECK(out[0] == 4 && out[1] == 6, "{1,2} and {3,4} give {%lld,%lld}", (long long)out[0],
+             (long long)out[1]);
+    TH_AGREE();
+}
+END_TEST
+
 /* ---- one rank ---- */
 
 /* COL6, T97: every operator is the identity; PREMUL_SUM multiplies. */
@@ -340,6 +351,7 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = th_case(s, "rules", 110);
     th_add(tc, DBG14_T97_no_messages, 0, 64);
+    th_add(tc, COL5_two_pairs, 2, 2);
     th_add(tc, COL6_one_rank, 1, 1);
     th_add(tc, CHK11_COL12_COL25_COL29_COL30_counts, 0, 16);
     th_add(tc, COL9_CHK14_devices, 0, 0);
