@@ -347,7 +347,7 @@ static inline dtr__trace *dtr__group_trace(const dtr_group *group) {
 
 /* World side of the groups (group_create.c): the world's own group, names, tombstones. */
 dtr_status dtr__groups_open(dtr_world *world);
-dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive);
+dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive, const void *return_address);
 
 /* Duplicate a group for a layer above (same members, own communicator, not listed, no name used).
  * Collective. */

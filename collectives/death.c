@@ -3,6 +3,7 @@
  * nobody is asked who may be stuck. */
 #include "death.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,24 +95,28 @@ static bool is_opposite(const dtr_world *world, int world_rank, const dtr_group 
            dtr__peer_entered(world, world->rank, uid, 0, &own) && own < seq;
 }
 
-static void add_doing(const dtr_group *g, int world_rank, char *text, size_t cap) {
+/* `entered`: what it has not entered, with a space in front; "" where nothing is known of that. */
+static void add_doing(const dtr_group *g, int world_rank, const char *entered, char *text,
+                      size_t cap) {
     size_t at = strlen(text);
     char name[128], doing[900];
     if (dtr__peer_doing(g->world, world_rank, doing, sizeof doing)[0] == '\0') {
         return;
     }
-    snprintf(text + at, cap - at, ". %s: %s%s",
-             dtr__peer_name(g->world, world_rank, name, sizeof name), doing,
+    snprintf(text + at, cap - at, ". %s%s: %s%s",
+             dtr__peer_name(g->world, world_rank, name, sizeof name), entered, doing,
              is_opposite(g->world, world_rank, g)
                  ? " (opposite order: this rank has not entered that one)"
                  : "");
 }
 
-static bool is_absent(const dtr_group *g, int member, const dtr_work *w, int64_t issued_ns) {
+/* How many operations of the group it would have to call to be where `w` is; 0: it is there, or
+ * that is not known. */
+static uint64_t behind(const dtr_group *g, int member, const dtr_work *w, int64_t issued_ns) {
     uint64_t seq = 0;
-    return member != g->rank &&
-           dtr__peer_entered(g->world, g->world_ranks[member], g->uid, issued_ns, &seq) &&
-           seq < w->seq;
+    bool known = member != g->rank &&
+                 dtr__peer_entered(g->world, g->world_ranks[member], g->uid, issued_ns, &seq);
+    return known && seq < w->seq ? w->seq - seq : 0;
 }
 
 /* When this rank entered the operation: what others did before says nothing. */
@@ -130,15 +135,20 @@ const char *dtr__blame(const dtr_group *g, const dtr_work *w, char *text, size_t
     if (dtr__kind_is_p2p(w->call.kind)) {
         int peer = w->call.root;
         if (peer >= 0 && peer < g->size && peer != g->rank) {
-            add_doing(g, g->world_ranks[peer], text, cap);
+            add_doing(g, g->world_ranks[peer], "", text, cap);
         }
         return text;
     }
     int absent = 0;
     int64_t issued_ns = issued(g, w);
     for (int i = 0; i < g->size; i++) {
-        if (is_absent(g, i, w, issued_ns) && absent++ < NAMED) {
-            add_doing(g, g->world_ranks[i], text, cap);
+        uint64_t n = behind(g, i, w, issued_ns);
+        if (n > 0 && absent++ < NAMED) {
+            char entered[96];
+            snprintf(entered, sizeof entered,
+                     " has not entered %s #%" PRIu64 " (%" PRIu64 " behind)",
+                     dtr__kind_name(w->call.kind), w->seq, n);
+            add_doing(g, g->world_ranks[i], entered, text, cap);
         }
     }
     if (absent > NAMED) {

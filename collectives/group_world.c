@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "death.h"
+#include "ending.h"
 #include "groups.h"
 #include "rt_peers.h"
 
@@ -203,7 +204,7 @@ static dtr_status meet_to_end(dtr_world *world, dtr_status drained) {
     return s;
 }
 
-dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
+dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive, const void *return_address) {
     dtr__groups *gs = world->groups;
     if (gs == NULL) {
         return DTR_OK;
@@ -211,6 +212,7 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
     dtr_status s = DTR_OK;
     if (mpi_alive) {
         s = drain_all(world);
+        dtr__ending_begin(world, return_address);
         dtr__notices_look(world);
         if (dtr__ranks_dead(world) == 0) {
             dtr_status met = meet_to_end(world, s);
@@ -219,6 +221,7 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive) {
             }
             /* A death that is found now leaves this rank to end alone, as one found before. */
             s = met == DTR_ERR_REMOTE && dtr__ranks_dead(world) > 0 ? s : met;
+            s = dtr__ending_result(world, s);
         }
     }
     close_all(world, mpi_alive);

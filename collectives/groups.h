@@ -25,6 +25,10 @@ struct dtr__groups {
     dtr__exchange *exchange; /* its own lock */
     dtr__custom *customs;    /* registered backends; they stay until the world ends */
     dtr__monitors *monitors; /* its own lock */
+    /* Of the thread that ends the world (ending.c). */
+    char ending_at[128]; /* call site; "": the world goes on */
+    int64_t ending_look_ns;
+    dtr__error_copy *ending_error;
 };
 
 /* What a new group is to be, as this rank sees it. Texts are borrowed. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "death.h"
+#include "ending.h"
 #include "meet_chair.h"
 
 /* A rank that came this much later than the one whose limit was reached waits for its own: equal
@@ -272,6 +273,9 @@ static dtr_status step(dtr__meeting *m, bool *moved) {
 /* Between two rounds other groups move on. */
 static void pause_between(dtr__meeting *m, bool moved, dtr__backoff *backoff) {
     dtr__notices_visit(m->world);
+    if (m->mine->end != 0) {
+        dtr__ending_look(m->world);
+    }
     if (!dtr__progress_has_thread(m->world)) {
         dtr__progress_poll_all(m->world);
     }

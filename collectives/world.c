@@ -46,7 +46,7 @@ dtr_status dtr_world_create_from_comm(MPI_Comm comm, const dtr_world_options *op
     return create(comm, options, entry, world);
 }
 
-static dtr_status world_destroy(dtr_world *world) {
+static dtr_status world_destroy(dtr_world *world, const void *return_address) {
     if (world == NULL) {
         return DTR_OK;
     }
@@ -56,7 +56,7 @@ static dtr_status world_destroy(dtr_world *world) {
                 "dtr_world_destroy inside a completion callback of the same world would wait for "
                 "itself; call it from the program's own thread");
     dtr__tenants_evict(world);
-    dtr_status s = dtr__groups_close(world, dtr__mpi_alive());
+    dtr_status s = dtr__groups_close(world, dtr__mpi_alive(), return_address);
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
     DTR_KEEP_FIRST(s, dtr__world_close(world));
     if (cause != NULL) {
@@ -67,5 +67,6 @@ static dtr_status world_destroy(dtr_world *world) {
 }
 
 dtr_status dtr_world_destroy(dtr_world *world) {
-    return DTR_TRACED(dtr__trace_of(world), "dtr_world_destroy", "", world_destroy(world));
+    return DTR_TRACED(dtr__trace_of(world), "dtr_world_destroy", "",
+                      world_destroy(world, __builtin_return_address(0)));
 }

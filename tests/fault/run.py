@@ -266,15 +266,15 @@ def killed_node():
 def far_absent():
     for r in others:
         expect(r, "allreduce", "DTR_ERR_TIMEOUT",
-               r"rank %d \(host \S+, pid \d+\): (no report .*)?it is outside the library since [0-9.]+ s; its last finished "
-               r"operation is allreduce #20 f32 x 1000 max 'warm' group 'world', called at fault\.c:\d+ "
+               r"rank %d \(host \S+, pid \d+\) has not entered allreduce #21 \(1 behind\): (no report .*)?it is outside the "
+               r"library since [0-9.]+ s; its last finished operation is allreduce #20 f32 x 1000 max 'warm' group 'world', called at fault\.c:\d+ "
                r"\(alive but not progressing since [0-9.]+ s, last at fault\.c:\d+\)" % victim)
 
 
 def far_stopped():
     for r in others:
         expect(r, "allreduce", "DTR_ERR_TIMEOUT",
-               r"rank %d \(host \S+, pid \d+\): (no report of it has come since [0-9.]+ s; .*|.*and stopped \(SIGSTOP\).*)"
+               r"rank %d \(host \S+, pid \d+\) has not entered .*: (no report of it has come since [0-9.]+ s; .*|.*and stopped \(SIGSTOP\).*)"
                r"alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
 
 
@@ -367,7 +367,7 @@ def stopped():
     for r in others:
         expect(r, "allreduce", "DTR_ERR_TIMEOUT", "rank %d" % victim)
     texts = " ".join(lines(r).get("allreduce", ("", ""))[1] for r in others)
-    check(re.search(r"rank %d \(host \S+, pid \d+\): it is outside the library since [0-9.]+ s and stopped" % victim, texts),
+    check(re.search(r"rank %d \(host \S+, pid \d+\) has not entered .*: it is outside the library since [0-9.]+ s and stopped" % victim, texts),
           "nobody says that rank %d is stopped: %s" % (victim, texts))
     expect(victim, "allreduce", "DTR_ERR_TIMEOUT")
 

@@ -531,6 +531,9 @@ static void leave_out_rank_1(dtr_group *g, const synth *s, double limit) {
     if (made == DTR_OK && th_rank() != 1) {
         synth_backward(ddp, s, 1);
         TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_TIMEOUT);
+        TH_MESSAGE("rank 1 (host "); /* reliability:FI1 */
+        TH_MESSAGE("has not entered allreduce #");
+        TH_MESSAGE("it is outside the library since");
         TH_IS(dtr_ddp_grad_ready(ddp, 0, NULL), DTR_ERR_TIMEOUT);
         TH_IS(dtr_ddp_forward_begin(ddp), DTR_ERR_TIMEOUT);
         TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_ERR_TIMEOUT);

@@ -1,0 +1,299 @@
+/* Faults in which nobody dies: ranks that stay away, disagree, refuse or give up (reliability: FI1,
+ * FI8 to FI11, FI13, FI15, FI17), and what every rank is told. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "table.h"
+
+static int victim(void) {
+    return th_size() > 2 ? 2 : 1;
+}
+
+static bool is_victim(void) {
+    return th_rank() == victim();
+}
+
+static const char *victim_name(void) {
+    static char text[32];
+    snprintf(text, sizeof text, "rank %d (host ", victim());
+    return text;
+}
+
+/* What other nodes do is reported now and then, which these short limits do not wait for. */
+static bool sees_all(void) {
+    return dtr_world_node_count(th_world()) == 1;
+}
+
+/* ---- FI1: the victim computes, and calls when all is over ---- */
+
+static void absent(spot *s) {
+    call c = table_call(s);
+    c.limit_s = 0.3;
+    if (!is_victim()) {
+        TABLE_IS(s, table_do(s, &c), DTR_ERR_TIMEOUT);
+        TABLE_WORDS(s, "did not finish within 0.3 s", "table.c:", "is broken",
+                    s->way == SCOPE ? "coalesced #" : "'grad.3'");
+    }
+    if (!is_victim() && sees_all()) {
+        TABLE_WORDS(s, " has not entered ", "it is outside the library since",
+                    "its last finished operation is");
+        /* With many ranks on few cores others may be late too, and four are described. */
+        TABLE_WORDS(s, th_size() <= 5 ? victim_name() : "behind)");
+    }
+    th_barrier();
+    if (is_victim()) { /* EA4 */
+        c.limit_s = 600;
+        TABLE_IS(s, table_do(s, &c), DTR_ERR_TIMEOUT);
+        TABLE_WORDS(s, "did not finish within 0.3 s");
+    }
+}
+
+START_TEST(FI1_a_rank_stays_away) {
+    dtr_world *w = table_world("off");
+    table_each(w, SCOPE, absent);
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI9, FI10: the victim calls something else ---- */
+
+static const struct {
+    const char *field, *most, *odd;
+    kind kind; /* of both */
+} fields[] = { { "kind", "allreduce", "broadcast", ALLREDUCE },
+               { "count", "", "", ALLREDUCE },
+               { "dtype", "f32", "i32", ALLREDUCE },
+               { "op", "sum", "max", ALLREDUCE },
+               { "root", "0", "1", BROADCAST } };
+enum { FIELDS = sizeof fields / sizeof fields[0] };
+static size_t field;
+
+static void differ(spot *s) {
+    char most[32], odd[32], text[64];
+    call c = table_call(s);
+    c.kind = fields[field].kind;
+    snprintf(most, sizeof most, "%s", fields[field].most);
+    snprintf(odd, sizeof odd, "%s", fields[field].odd);
+    if (fields[field].most[0] == '\0') {
+        snprintf(most, sizeof most, "%zu", c.count);
+        snprintf(odd, sizeof odd, "%zu", c.count - 1);
+    }
+    if (is_victim()) {
+        c.kind = field == 0 ? BROADCAST : c.kind;
+        c.count -= field == 1;
+        c.dtype = field == 2 ? DTR_I32 : c.dtype;
+        c.op = field == 3 ? DTR_MAX : c.op;
+        c.root = field == 4;
+    }
+    TABLE_IS(s, table_do(s, &c), DTR_ERR_MISMATCH);
+    snprintf(text, sizeof text, "rank %d", victim());
+    TABLE_WORDS(s, text, "table.c:");
+    if (s->way != SCOPE) {
+        TABLE_WORDS(s, fields[field].field, most, odd, "'grad.3'");
+    }
+    TABLE_IS(s, dtr_group_status(s->group), s->way == BACKWARD ? DTR_OK : DTR_ERR_MISMATCH);
+}
+
+START_TEST(FI9_FI10_a_rank_calls_something_else) {
+    dtr_world *w = table_world("detail");
+    for (field = 0; field < FIELDS; field++) {
+        table_each(w, BACKWARD, differ);
+    }
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI11: the victim leaves one out and goes on ---- */
+
+static void skip_one(spot *s) {
+    call c = table_call(s);
+    dtr_status e = DTR_OK;
+    for (int i = is_victim() ? 1 : 0; i < 3 && e == DTR_OK; i++) {
+        c.limit_s = i == 2 && !is_victim() ? 0.3 : 600;
+        e = table_do(s, &c);
+    }
+    if (!is_victim()) { /* all look alike: the last one misses it */
+        TABLE_IS(s, e, DTR_ERR_TIMEOUT);
+        TABLE_WORDS(s, " #4 ", "is broken");
+        if (sees_all()) {
+            TABLE_WORDS(s, "has not entered", " #4 (1 behind)");
+        }
+    }
+    th_barrier();
+}
+
+static void skip_among_others(spot *s) {
+    call c = table_call(s);
+    dtr_status e = DTR_OK;
+    for (int i = is_victim() ? 1 : 0; i < 3 && e == DTR_OK; i++) {
+        c.op = i == 1 ? DTR_MAX : DTR_SUM;
+        e = table_do(s, &c);
+    }
+    TABLE_IS(s, e, DTR_ERR_MISMATCH);
+    TABLE_WORDS(s, "#2", "table.c:");
+    if (s->way != SCOPE) {
+        TABLE_WORDS(s, "the op of allreduce", "sum", "max");
+    }
+}
+
+START_TEST(FI11_a_rank_leaves_one_out) {
+    dtr_world *w = table_world("detail");
+    table_each(w, SCOPE, skip_among_others);
+    table_end(w);
+    w = table_world("off");
+    table_each(w, SCOPE, skip_one);
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI13: the two ends of a message differ ---- */
+
+static void differ_in_message(spot *s) {
+    dtr_work *work = NULL;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.label = "halo";
+    size_t n = s->count - (is_victim() && field == 0);
+    dtr_buffer b = dtr_cpu(s->spare, n, is_victim() && field == 1 ? DTR_I32 : DTR_F32);
+    dtr_status e = DTR_OK;
+    if (th_rank() == 0) {
+        e = dtr_send(s->group, b, victim(), 7, &o, s->way == ASYNC ? &work : NULL);
+    } else if (is_victim()) {
+        e = dtr_recv(s->group, b, 0, 7, &o, s->way == ASYNC ? &work : NULL);
+    }
+    e = work != NULL ? dtr_work_wait(work, -1) : e;
+    dtr_work_release(work);
+    if (is_victim()) {
+        TABLE_IS(s, e, DTR_ERR_MISMATCH);
+    }
+    th_barrier(); /* a small send may be over before anybody looks at it */
+    TABLE_IS(s, dtr_barrier(s->group, NULL, NULL), DTR_ERR_MISMATCH);
+    char most[32], odd[32];
+    snprintf(most, sizeof most, "sends f32 x %zu", s->count);
+    snprintf(odd, sizeof odd, "receives %s x %zu", field == 1 ? "i32" : "f32",
+             s->count - (field == 0));
+    TABLE_WORDS(s, most, odd, "(at agreed.c:");
+}
+
+START_TEST(FI13_the_ends_of_a_message_differ) {
+    dtr_world *w = table_world("off");
+    for (field = 0; field < 2; field++) {
+        table_each(w, ASYNC, differ_in_message);
+    }
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI15: a call is refused once and made again ---- */
+
+static void refused_once(spot *s) {
+    call c = table_call(s), bad = c;
+    bad.kind = BROADCAST;
+    bad.root = th_size();
+    if (is_victim() && s->way == BACKWARD) {
+        TABLE_IS(s, dtr_ddp_grad_ready(s->ddp, 1, NULL), DTR_ERR_ARG);
+        TABLE_WORDS(s, "1");
+    } else if (is_victim()) {
+        TABLE_IS(s, table_do(s, &bad), DTR_ERR_RANK);
+        TABLE_WORDS(s, "root is", "group ranks are 0..");
+    }
+    TABLE_IS(s, table_do(s, &c), DTR_OK);
+    TABLE_IS(s, dtr_group_status(s->group), DTR_OK);
+}
+
+START_TEST(FI15_a_call_is_refused_once) {
+    dtr_world *w = table_world("off");
+    table_each(w, BACKWARD, refused_once);
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI17: the victim's second thread aborts what the others wait for ---- */
+
+static const char reason[] = "the loss is not a number";
+
+static void *abort_group(void *arg) {
+    (void)dtr_group_abort(arg, reason);
+    return NULL;
+}
+
+static void abort_from_a_thread(spot *s) {
+    enum { PENDING = 10 };
+    dtr_work *work[PENDING] = { NULL };
+    call c = table_call(s);
+    dtr_buffer b = dtr_cpu(s->spare, s->count, DTR_F32);
+    for (int i = 0; i < PENDING && s->way == ASYNC && !is_victim(); i++) {
+        (void)dtr_allreduce(s->group, b, b, DTR_SUM, NULL, &work[i]);
+    }
+    if (is_victim()) {
+        pthread_t thread;
+        TH_CHECK(pthread_create(&thread, NULL, abort_group, s->group) == 0, "no thread");
+        pthread_join(thread, NULL);
+    }
+    TABLE_IS(s, table_do(s, &c), DTR_ERR_ABORTED);
+    for (int i = 0; i < PENDING; i++) {
+        if (work[i] != NULL) {
+            TABLE_IS(s, dtr_work_wait(work[i], -1), DTR_ERR_ABORTED);
+            TABLE_WORDS(s, reason);
+        }
+        dtr_work_release(work[i]);
+    }
+    char text[32];
+    snprintf(text, sizeof text, "rank %d", victim());
+    TABLE_IS(s, dtr_barrier(s->group, NULL, NULL), DTR_ERR_ABORTED);
+    TABLE_WORDS(s, reason, text);
+}
+
+START_TEST(FI17_another_thread_aborts) {
+    dtr_world *w = table_world("off");
+    table_each(w, SCOPE, abort_from_a_thread);
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI8: the victim ends the world while the others work in it ---- */
+
+static const char *const transports[] = { "cpu:shm", "cpu:mpi", "cpu:auto" };
+
+START_TEST(FI8_a_rank_ends_the_world) {
+    for (int k = dtr_world_node_count(th_world()) > 1; k < 3; k++) {
+        setenv("DTR_BACKEND", transports[k], 1);
+        dtr_world *w = table_world("off");
+        unsetenv("DTR_BACKEND");
+        dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+        float x[4] = { 0 };
+        o.label = "grad.3";
+        dtr_buffer b = dtr_cpu(x, 4, DTR_F32);
+        dtr_group *g = dtr_world_group(w);
+        th_good_allreduce(g);
+        if (is_victim()) {
+            TH_IS(dtr_world_destroy(w), DTR_ERR_MISMATCH);
+        } else {
+            TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, NULL), DTR_ERR_MISMATCH);
+        }
+        TH_MESSAGE("dtr_world_destroy");
+        TH_MESSAGE("allreduce #2");
+        TH_MESSAGE("agreed.c:");
+        if (!is_victim()) {
+            TH_IS(dtr_world_destroy(w), DTR_OK);
+        }
+        TH_AGREE();
+    }
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "agreed", 110);
+    th_add(tc, FI1_a_rank_stays_away, 2, 0);
+    th_add(tc, FI9_FI10_a_rank_calls_something_else, 2, 0);
+    th_add(tc, FI11_a_rank_leaves_one_out, 2, 0);
+    th_add(tc, FI13_the_ends_of_a_message_differ, 2, 0);
+    th_add(tc, FI15_a_call_is_refused_once, 2, 0);
+    th_add(tc, FI8_a_rank_ends_the_world, 2, 0);
+    th_add(tc, FI17_another_thread_aborts, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "fault_agreed", make);
+}
