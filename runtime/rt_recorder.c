@@ -3,6 +3,7 @@
  * A slot is entered by exchanging its number for BUSY and left by storing a number, so a writer has
  * it alone; readers copy it word by word and keep the copy only if the number was the same before
  * and after. All accesses are atomic words: acquire loads and release stores keep their order. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -20,11 +21,19 @@ typedef struct slot {
 } slot;
 _Static_assert(offsetof(dtr__record, number) == 0, "word 0 is the number");
 
+enum { SPAN_WORDS = sizeof(dtr__rec_span) / sizeof(uint64_t) };
+typedef struct span_slot {
+    _Atomic uint64_t word[SPAN_WORDS]; /* word 0 is dtr__rec_span.number */
+} span_slot;
+_Static_assert(offsetof(dtr__rec_span, number) == 0, "word 0 is the number");
+
 struct dtr__recorder {
     dtr__rec_memory memory;
     slot *ring;       /* in memory */
     uint64_t entries; /* power of two */
     _Atomic uint64_t last;
+    span_slot *spans; /* in memory */
+    _Atomic uint64_t last_span;
     bool one_issuer; /* MPI's thread level lets no two threads issue operations at once */
 };
 
@@ -42,6 +51,7 @@ dtr_status dtr__recorder_open(dtr_world *world) {
     }
     r->ring = (slot *)((char *)r->memory.header + r->memory.header->ring_at);
     r->entries = entries;
+    r->spans = (span_slot *)((char *)r->memory.header + r->memory.header->spans_at);
     r->one_issuer = world->thread_level < MPI_THREAD_MULTIPLE;
     world->recorder = r;
     return DTR_OK;
@@ -253,6 +263,32 @@ void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns) {
         }
         note(s, number, DTR__REC_FINISHED, DTR_OK, now_ns);
     }
+}
+
+/* ---- spans ---- */
+
+void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, int64_t begin_ns,
+                       int64_t end_ns, uint64_t nbytes) {
+    dtr__recorder *r = world->recorder;
+    uint64_t words[SPAN_WORDS],
+        number = atomic_fetch_add_explicit(&r->last_span, 1, memory_order_relaxed) + 1;
+    span_slot *s = &r->spans[number & (r->memory.header->spans - 1)];
+    uint64_t old = atomic_load_explicit(&s->word[0], memory_order_relaxed);
+    /* A writer a whole round behind keeps its slot, and this span is lost. */
+    if (old >= number || !atomic_compare_exchange_strong_explicit(
+                             &s->word[0], &old, BUSY, memory_order_acquire, memory_order_relaxed)) {
+        return;
+    }
+    dtr__rec_span one = {
+        .t_begin = begin_ns, .t_end = end_ns, .nbytes = nbytes, .thread = thread_id()
+    };
+    snprintf(one.what, sizeof one.what, "%s", what);
+    snprintf(one.label, sizeof one.label, "%s", label);
+    memcpy(words, &one, sizeof words);
+    for (size_t i = 1; i < SPAN_WORDS; i++) {
+        atomic_store_explicit(&s->word[i], words[i], memory_order_release);
+    }
+    atomic_store_explicit(&s->word[0], number, memory_order_release);
 }
 
 size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap) {

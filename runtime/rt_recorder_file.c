@@ -141,6 +141,11 @@ static void read_command(char *text, size_t cap) {
     text[n] = '\0';
 }
 
+/* As many as there are operations, up to some seconds' worth. */
+static uint64_t span_count(uint64_t entries) {
+    return entries < DTR__RECORDING_SPANS ? entries : DTR__RECORDING_SPANS;
+}
+
 static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_header *h,
                         size_t nbytes) {
     char state;
@@ -155,6 +160,8 @@ static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_heade
     h->groups_at = sizeof *h;
     h->members_at = h->groups_at + h->groups * sizeof(dtr__rec_group);
     h->ring_at = nbytes - entries * sizeof(dtr__record);
+    h->spans = span_count(entries);
+    h->spans_at = h->ring_at - h->spans * sizeof(dtr__rec_span);
     h->file_bytes = nbytes;
     h->job_id = world->job_id;
     h->world_rank = world->rank;
@@ -218,7 +225,8 @@ dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_mem
     *m = (dtr__rec_memory){ .fd = -1 };
     size_t before = sizeof(dtr__rec_header) + DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
                     DTR__RECORDING_MEMBERS * sizeof(int32_t);
-    m->nbytes = round_up(before, 4096) + entries * sizeof(dtr__record);
+    m->nbytes = round_up(before + span_count(entries) * sizeof(dtr__rec_span), 4096) +
+                entries * sizeof(dtr__record);
     if (!open_file(world, m)) {
         m->fd = memfd_create("dtr-recorder", MFD_CLOEXEC);
         if (m->fd >= 0 && ftruncate(m->fd, (off_t)m->nbytes) != 0) {

@@ -61,12 +61,14 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
         h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) || !is_time(h->real_ns) ||
         !is_time(atomic_load(&h->beat_ns)) || !is_time(h->failure.t) || !is_time(h->local.t) ||
-        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS) {
+        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS || h->spans == 0 ||
+        h->spans > DTR__RECORDING_SPANS || (h->spans & (h->spans - 1)) != 0) {
         return "its header is damaged";
     }
     if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||
         !inside(h->members_at, h->members, sizeof(int32_t), nbytes) || h->ring_at > nbytes ||
-        h->ring_at % sizeof(uint64_t) != 0) {
+        h->ring_at % sizeof(uint64_t) != 0 ||
+        !inside(h->spans_at, h->spans, sizeof(dtr__rec_span), nbytes)) {
         return "it is cut off";
     }
     return NULL;
@@ -171,6 +173,32 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes, 
     return true;
 }
 
+static int by_span_number(const void *a, const void *b) {
+    uint64_t x = ((const dtr__rec_span *)a)->number, y = ((const dtr__rec_span *)b)->number;
+    return x < y ? -1 : x > y;
+}
+
+static bool read_spans(dtr__recording *r, const char *image) {
+    const char *ring = image + r->head.spans_at;
+    r->spans = calloc(r->head.spans + 1, sizeof *r->spans);
+    if (r->spans == NULL) {
+        return false;
+    }
+    for (uint64_t i = 0; i < r->head.spans; i++) {
+        uint64_t again = 0;
+        dtr__rec_span *s = &r->spans[r->n_spans];
+        copy_words(s, ring + i * sizeof *s, sizeof *s);
+        copy_words(&again, ring + i * sizeof *s, sizeof again);
+        END_TEXT(s->what);
+        END_TEXT(s->label);
+        r->n_spans += s->number != 0 && s->number == again &&
+                      (s->number & (r->head.spans - 1)) == i && is_time(s->t_begin) &&
+                      is_time(s->t_end) && s->t_begin <= s->t_end;
+    }
+    qsort(r->spans, r->n_spans, sizeof *r->spans, by_span_number);
+    return true;
+}
+
 static dtr__recording *parse(const void *image, size_t nbytes, uint64_t most, char *why,
                              size_t cap) {
     if (nbytes < sizeof(dtr__rec_header)) {
@@ -185,7 +213,8 @@ static dtr__recording *parse(const void *image, size_t nbytes, uint64_t most, ch
     copy_words(&r->head, image, sizeof r->head);
     const char *bad = check_header(&r->head, nbytes);
     end_texts(&r->head);
-    if (bad == NULL && (!read_groups(r, image) || !read_records(r, image, nbytes, most))) {
+    if (bad == NULL && (!read_groups(r, image) || !read_records(r, image, nbytes, most) ||
+                        (most == UINT64_MAX && !read_spans(r, image)))) {
         bad = "no memory";
     }
     if (bad != NULL) {
@@ -255,6 +284,7 @@ void dtr__recording_free(dtr__recording *r) {
         free(r->groups);
         free(r->members);
         free(r->records);
+        free(r->spans);
         free(r);
     }
 }

@@ -8,7 +8,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 1,
+    DTR__RECORDING_VERSION = 2,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -17,6 +17,7 @@ enum {
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_SETTINGS = 4096,
     DTR__RECORDING_ENTRIES_MAX = 1 << 20,
+    DTR__RECORDING_SPANS = 4096,
     DTR__RECORDING_RANKS_MAX = 1 << 17
 };
 
@@ -54,6 +55,7 @@ typedef struct dtr__rec_header {
      * its node's ranks, for a reason; dumps counts those written. */
     char dump_reason[256];
     _Atomic uint32_t dump_asked, dumps;
+    uint64_t spans_at, spans; /* in their ring, a power of two */
 } dtr__rec_header;
 
 typedef struct dtr__rec_group {
@@ -69,6 +71,17 @@ typedef struct dtr__rec_group {
 } dtr__rec_group;
 _Static_assert(sizeof(dtr__rec_group) == 128, "part of the file format");
 
+/* A stretch of time that is no operation, as a backward pass: written when it is over. The ring is
+ * one of its own, so that spans drive no operation out of the other. */
+typedef struct dtr__rec_span {
+    uint64_t number;        /* as of a record */
+    int64_t t_begin, t_end; /* monotonic ns */
+    uint64_t nbytes;
+    uint32_t thread, reserved;
+    char what[24], label[64]; /* cut where too long */
+} dtr__rec_span;
+_Static_assert(sizeof(dtr__rec_span) == 128, "part of the file format");
+
 /* ---- writing (rt_recorder.c, rt_recorder_file.c) ---- */
 
 /* Memory of a recorder: its file, or memory that a peer reaches through /proc, or plain memory. */
@@ -83,6 +96,10 @@ dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_mem
 /* `keep`: the evidence of a failure stays. */
 void dtr__rec_memory_close(dtr__rec_memory *m, bool keep);
 
+/* Note a span that has ended; no system call, no waiting. */
+void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, int64_t begin_ns,
+                       int64_t end_ns, uint64_t nbytes);
+
 dtr__rec_header *dtr__recorder_header(const dtr_world *world); /* NULL: no recorder (yet) */
 const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world);
 
@@ -96,6 +113,8 @@ typedef struct dtr__recording {
     size_t n_members;
     dtr__record *records; /* by number, oldest first */
     size_t n_records, torn;
+    dtr__rec_span *spans; /* by number, oldest first; none after a glance */
+    size_t n_spans;
     bool alive; /* set by who asks: the process that wrote it still runs */
     char state; /* and how, as in /proc */
     char path[512];

@@ -87,6 +87,46 @@ static void record_some(dtr_world *w) {
     }
 }
 
+/* Twice as many spans as there is room for: the newest stay. */
+static void record_spans(dtr_world *w, int n) {
+    char label[80];
+    for (int i = 1; i <= n; i++) {
+        snprintf(label, sizeof label, "a label that is cut off behind its sixty-third byte %d", i);
+        dtr__rec_span_add(w, "backward", label, 1000 * i, 1000 * i + 10, (uint64_t)i);
+    }
+}
+
+START_TEST(spans_have_a_ring_of_their_own) {
+    enum { ROOM = 64 };
+    dtr_world w;
+    char why[160];
+    open_world(&w, "none", "64");
+    record_some(&w);
+    record_spans(&w, 2 * ROOM + 5);
+    const dtr__rec_memory *m = dtr__recorder_memory(&w);
+    dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    ck_assert_msg(r != NULL, "%s", why);
+    ck_assert_uint_eq(r->n_records, 10);
+    ck_assert_uint_eq(r->n_spans, ROOM);
+    for (size_t i = 0; i < ROOM; i++) {
+        const dtr__rec_span *s = &r->spans[i];
+        uint64_t number = ROOM + 6 + i;
+        ck_assert_uint_eq(s->number, number);
+        ck_assert_uint_eq(s->nbytes, number);
+        ck_assert_int_eq(s->t_begin, 1000 * (int64_t)number);
+        ck_assert_int_eq(s->t_end, s->t_begin + 10);
+        ck_assert_str_eq(s->what, "backward");
+        ck_assert_int_eq(strncmp(s->label, "a label that is cut off", 23), 0);
+        ck_assert_uint_eq(s->thread, (unsigned)gettid());
+    }
+    dtr__recording_free(r);
+    r = dtr__recording_glance(m->header, m->nbytes, 4);
+    ck_assert(r != NULL && r->n_spans == 0);
+    dtr__recording_free(r);
+    close_world(&w);
+}
+END_TEST
+
 static void check_some(const dtr__recording *r) {
     char title[256];
     ck_assert_int_eq(r->head.world_rank, 2);
@@ -255,6 +295,7 @@ START_TEST(damaged_files_are_refused_or_read) {
     uint64_t seed = 88172645463325252u;
     open_world(&w, "none", "64");
     record_some(&w);
+    record_spans(&w, 20);
     const dtr__rec_memory *m = dtr__recorder_memory(&w);
     char *copy = aligned_alloc(64, m->nbytes);
     int refused = 0;
@@ -271,6 +312,9 @@ START_TEST(damaged_files_are_refused_or_read) {
         refused += r == NULL;
         for (size_t k = 0; r != NULL && k < r->n_records; k++) {
             dtr__recording_title(r, &r->records[k], text, sizeof text);
+        }
+        for (size_t k = 0; r != NULL && k < r->n_spans; k++) {
+            ck_assert(strlen(r->spans[k].label) < sizeof r->spans[k].label);
         }
         for (size_t k = 0; r != NULL && k < r->n_groups; k++) {
             for (int member = -1; member <= r->groups[k].size && member < 100; member++) {
@@ -305,6 +349,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, without_a_file_the_ring_is_in_memory);
     tcase_add_test(tc, cut_off_files_are_read_as_far_as_they_go);
     tcase_add_test(tc, damaged_files_are_refused_or_read);
+    tcase_add_test(tc, spans_have_a_ring_of_their_own);
     tcase_add_test(tc, process_identity);
     suite_add_tcase(s, tc);
 }
