@@ -78,9 +78,17 @@ static dtr_status check_device(const dtr_ddp *ddp, const dtr_tensor *t, const ch
     DTR_REQUIRE(t->device.index == d.index, NULL, DTR_ERR_UNSUPPORTED,
                 "'%s' (%zu) is on CUDA device %d, '%s' on %d: use one device per module", name, i,
                 t->device.index, first->name, d.index);
-    DTR_REQUIRE(d.type == DTR_CPU, NULL, DTR_ERR_DEVICE,
-                "'%s' (%zu) is on a CUDA device, and this build averages host memory only", name,
-                i);
+    return DTR_OK;
+}
+
+/* All are on one device by now. */
+static dtr_status check_host(const dtr_ddp *ddp) {
+    for (size_t i = 0; i < ddp->n; i++) {
+        const dtr_tensor *t = ddp->params[i].value;
+        DTR_REQUIRE(t == NULL || t->device.type == DTR_CPU, NULL, DTR_ERR_DEVICE,
+                    "'%s' (%zu) is on a CUDA device, and this build averages host memory only",
+                    ddp->params[i].name, i);
+    }
     return DTR_OK;
 }
 
@@ -352,6 +360,7 @@ dtr_status dtr__ddp_params_read(dtr_ddp *ddp, const dtr_param *params, size_t n,
     for (size_t k = 0; k < o->n_buffers; k++) {
         DTR_TRY(take_buffer(ddp, &o->buffers[k], k));
     }
+    DTR_TRY(check_host(ddp));
     DTR_TRY(check_unique(ddp->params, n, "parameter"));
     DTR_TRY(check_unique(ddp->buffers, o->n_buffers, "buffer"));
     DTR_TRY(find_aliases(ddp));

@@ -6,6 +6,7 @@
 
 #include "data.h"
 #include "ddp_models.h"
+#include "tensor_internal.h"
 
 static dtr_tensor *tensor(dtr_dtype d, int ndim, const int64_t *shape) {
     dtr_tensor *t = NULL;
@@ -20,7 +21,7 @@ static dtr_tensor *vector(dtr_dtype d, int64_t n) {
     return tensor(d, 1, &n);
 }
 
-/* ---- K1-K4, K8, O1, O10, ER1, ER2, ER4: one rank's bad argument is everybody's error ---- */
+/* ---- K1-K4, K8, O1, O2, O8, O10, ER1-ER4: one rank's bad argument is everybody's error ---- */
 
 enum { N = 3 };
 typedef struct setup {
@@ -134,6 +135,36 @@ static void stride_zero(setup *s) {
     keep(s, s->params[1].value);
 }
 
+/* Handles without a device behind them: they are looked at before anything touches memory. */
+static void on_device(setup *s, size_t i, int index) {
+    static float nobody[4];
+    const int64_t shape[] = { 4 };
+    ck_assert_int_eq(dtr__tensor_wrap(nobody, DTR_F32, (dtr_device){ DTR_CUDA, index }, 1, shape,
+                                      NULL, NULL, NULL, &s->params[i].value),
+                     DTR_OK);
+    keep(s, s->params[i].value);
+}
+static void two_kinds(setup *s) {
+    on_device(s, 1, 0);
+}
+static void two_devices(setup *s) {
+    on_device(s, 0, 0);
+    on_device(s, 1, 1);
+}
+static void device_buffer(setup *s) {
+    static dtr_param buffer;
+    dtr_tensor *host = s->params[2].value;
+    on_device(s, 2, 0);
+    buffer = (dtr_param){ "running", s->params[2].value, NULL, 0 };
+    s->params[2].value = host;
+    s->o.buffers = &buffer;
+    s->o.n_buffers = 1;
+}
+static void one_on_device(setup *s) {
+    on_device(s, 0, 0);
+    s->n = 1;
+}
+
 static const struct {
     void (*spoil)(setup *s);
     dtr_status want;
@@ -163,6 +194,10 @@ static const struct {
     { partial_overlap, DTR_ERR_ARG, "overlaps" },
     { alias_flags, DTR_ERR_ARG, "flags" },
     { stride_zero, DTR_ERR_LAYOUT, "'b' (1)" },
+    { two_kinds, DTR_ERR_DEVICE, "'b' (1) is on a CUDA device, 'a' on the CPU" },
+    { two_devices, DTR_ERR_UNSUPPORTED, "'b' (1) is on CUDA device 1, 'a' on 0" },
+    { device_buffer, DTR_ERR_DEVICE, "'running' (0) is on a CUDA device" },
+    { one_on_device, DTR_ERR_DEVICE, "'a' (0) is on a CUDA device" },
 };
 
 static setup good_setup(void) {
