@@ -182,7 +182,7 @@ static dtr_status read_file(intake *in, const dtr__zero_index *x, int rank) {
     if (s == DTR_OK) {
         const char *theirs = dtr_safetensors_metadata(file, "token");
         if (theirs == NULL || strcmp(theirs, token) != 0) {
-            s = DTR_FAIL(NULL, DTR_ERR_IO, "%s does not belong to the checkpoint %s", path,
+            s = DTR_FAIL(NULL, DTR_ERR_MISMATCH, "%s does not belong to the checkpoint %s", path,
                          x->path);
         }
     }

@@ -119,7 +119,8 @@ DTR_API dtr_status dtr_zero_save(dtr_zero *zero, const char *path, const dtr_zer
  *  @blocking   until the parameters are here
  *  @gpu        no
  *  @errors     agreed: as dtr_zero_save; DTR_ERR_IO (naming a file that is missing, cut or
- * damaged), DTR_ERR_MISMATCH (a parameter or state of another type or shape, or not there)
+ * damaged), DTR_ERR_MISMATCH (a file of another checkpoint; a parameter or state of another type or
+ * shape, or not there)
  *  @since 0.1 */
 DTR_API dtr_status dtr_zero_load(dtr_zero *zero, const char *path, const dtr_zero_state *states,
                                  size_t n, uint64_t *step);
