@@ -1,7 +1,6 @@
 /* The backward pass: gradients become ready on any thread, complete buckets start to travel in
  * index order. Nothing here waits for communication, and in the steady state nothing allocates. */
 #include "ddp_internal.h"
-#include "kernels/kernels.h"
 
 static const char entry[] = "dtr_ddp_grad_ready";
 
@@ -16,6 +15,7 @@ dtr_status dtr__ddp_issue_on(dtr_ddp *ddp, dtr_group *group, dtr__request *r, co
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = ddp->set.timeout_s;
     o.label = label;
+    dtr__ddp_check_issued(ddp, r, label);
     r->options = &o;
     r->return_address = __builtin_return_address(0);
     return dtr__coll_issue(group, r, work);
@@ -28,6 +28,7 @@ dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint
 }
 
 static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    dtr__ddp_check_launch(ddp, b);
     if (ddp->hook.fn != NULL) {
         b->launched_ns = dtr__now_ns();
         dtr__ddp_hook_launch(ddp, b);
@@ -80,7 +81,10 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
     pthread_mutex_lock(&ddp->launch_lock);
     while (ddp->next < stop && ddp->launch_status == DTR_OK &&
            (all || atomic_load(&ddp->buckets[ddp->next].pending) == 0)) {
-        dtr_status s = launch_bucket(ddp, &ddp->buckets[ddp->next]);
+        dtr_ddp_bucket *b = &ddp->buckets[ddp->next];
+        int64_t begin = dtr__stamp_ns();
+        dtr_status s = launch_bucket(ddp, b);
+        dtr__ddp_span(ddp, "ddp_launch", b->label, begin, b->nbytes);
         if (s < 0) {
             ddp->launch_status = s;
             ddp->launch_error = dtr__error_save();
@@ -102,23 +106,15 @@ dtr_status dtr__ddp_put(dtr_ddp *ddp, size_t i) {
     }
     dtr_status s = dtr__ddp_grad_get(ddp, i, &grad);
     if (s < 0) {
-        dtr__ddp_fill_zero(p);
+        dtr__ddp_fill_zero(ddp, p);
         dtr__ddp_note_last(ddp, s, i);
         return s;
     }
-    dtr__ddp_copy_in(p);
+    dtr__ddp_copy_in(ddp, p);
     if (ddp->check_writes) {
-        p->seen = dtr__ddp_grad_hash(p);
+        p->seen = dtr__ddp_grad_hash(ddp, p);
     }
-    if (ddp->set.flags & DTR_DDP_CHECK_NAN) {
-        size_t at = dtr__find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
-        if (at < p->slot->numel) {
-            dtr__ddp_note(ddp, DTR_ERR_NAN, i,
-                          "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
-                          "in memory order)",
-                          p->name, i, ddp->rank, at);
-        }
-    }
+    dtr__ddp_check_nan(ddp, i);
     return DTR_OK;
 }
 
@@ -130,7 +126,10 @@ static void count_ready(dtr_ddp *ddp, dtr__ddp_param *p) {
     if (is_trigger(ddp, p)) {
         dtr__ddp_delayed_launch(ddp);
     }
-    if (atomic_fetch_sub_explicit(&ddp->buckets[p->bucket].pending, 1, memory_order_acq_rel) == 1) {
+    size_t before =
+        atomic_fetch_sub_explicit(&ddp->buckets[p->bucket].pending, 1, memory_order_acq_rel);
+    dtr__ddp_check_pending(ddp, before);
+    if (before == 1) {
         dtr__ddp_launch(ddp, false);
     }
 }

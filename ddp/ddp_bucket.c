@@ -1,9 +1,7 @@
-/* Bucket memory and the slots in it, the gradients that look into it, and the copies between the
- * two. */
+/* Bucket memory and the slots in it, and the gradients that look into it. */
 #include <stdlib.h>
 
 #include "ddp_internal.h"
-#include "kernels/kernels.h"
 
 /* ---- slots ---- */
 
@@ -51,26 +49,20 @@ static dtr_status slot_make(const dtr__ddp_param *p, const dtr_tensor *memory, s
 
 /* Node-shared where the node can, so that an allreduce needs no copy; else plain. */
 static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
-    const dtr_device cpu = { DTR_CPU, 0 };
     size_t size = dtr_dtype_size(b->plan->dtype);
+    bool plain = false;
     /* Room for one slice per rank, of so many ranks or fewer, so that a sharded optimizer can be
      * added without moving it. */
     size_t sliced = (b->plan->nbytes + DTR__PLAN_ALIGN * (size_t)(ddp->size - 1)) / size;
     int64_t count = (int64_t)(sliced > b->count ? sliced : b->count);
-    dtr_status s =
-        dtr_tensor_empty(ddp->world, b->plan->dtype, cpu, DTR_MEM_SHARED, 1, &count, &b->memory);
-    if (s < 0) {
+    DTR_TRY(ddp->mover->make(ddp->world, b->plan->dtype, count, &b->memory, &plain));
+    if (plain) {
         dtr__ddp_warn(ddp, DTR__WARN_MEMORY,
                       "no node-shared memory for the gradients (%s); plain memory is used, and "
                       "every reduction costs extra copies",
                       dtr_last_error_message());
-        DTR_TRY(dtr_tensor_empty(ddp->world, b->plan->dtype, cpu, DTR_MEM_DEFAULT, 1, &count,
-                                 &b->memory));
     }
     b->data = b->memory->data;
-    if (count > 0) {
-        memset(b->data, 0, (size_t)count * size);
-    }
     return DTR_OK;
 }
 
@@ -90,6 +82,9 @@ static dtr_status bucket_make(dtr_ddp *ddp, const dtr_plan *plan, size_t index, 
     b->index = index;
     b->plan = &plan->buckets[index];
     b->pending = b->plan->n_slots;
+    b->pieces = calloc(2 * b->plan->n_slots + 1, sizeof *b->pieces);
+    DTR_REQUIRE(b->pieces != NULL, NULL, DTR_ERR_NOMEM, "no memory for a bucket of %zu parameters",
+                b->plan->n_slots);
     dtr__ddp_param *first = b->plan->n_slots > 0 ? &ddp->params[b->plan->slots[0].param] : NULL;
     if (first != NULL && first->sparse) {
         b->sparse = first; /* rows have memory of their own */
@@ -172,6 +167,7 @@ static void free_buckets(dtr_ddp_bucket *buckets, size_t n) {
         dtr__ddp_hook_bucket_free(&buckets[b]);
         dtr__ddp_sparse_bucket_free(&buckets[b]);
         dtr_tensor_release(buckets[b].memory);
+        free(buckets[b].pieces);
     }
     free(buckets);
 }
@@ -188,6 +184,7 @@ void dtr__ddp_layout_free(dtr__ddp_layout *l) {
 /* ---- switching ---- */
 
 void dtr__ddp_label_buckets(dtr_ddp *ddp) {
+    snprintf(ddp->label, sizeof ddp->label, "ddp%u", ddp->id);
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         snprintf(ddp->buckets[b].label, sizeof ddp->buckets[b].label, "ddp%u.bucket%zu", ddp->id,
                  b);
@@ -266,49 +263,6 @@ void dtr__ddp_layout_drop(dtr_ddp *ddp) {
     free_buckets(ddp->buckets, ddp->n_buckets);
     ddp->buckets = NULL;
     ddp->n_buckets = 0;
-}
-
-/* ---- copies ---- */
-
-void dtr__ddp_copy_in(dtr__ddp_param *p) {
-    dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
-    if (grad->data == slot->data) {
-        return;
-    }
-    if (p->same_layout) {
-        dtr__convert(slot->data, slot->dtype, grad->data, grad->dtype, slot->numel);
-    } else {
-        dtr__tensor_copy_raw(slot, grad);
-    }
-}
-
-void dtr__ddp_copy_out(dtr__ddp_param *p) {
-    dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
-    if (p->full != NULL) {
-        dtr__convert(p->full->data, p->full->dtype, slot->data, slot->dtype, slot->numel);
-    }
-    if (grad->data == slot->data) {
-        return;
-    }
-    if (p->same_layout) {
-        dtr__convert(grad->data, grad->dtype, slot->data, slot->dtype, slot->numel);
-    } else {
-        dtr__tensor_copy_raw(grad, slot);
-    }
-}
-
-uint64_t dtr__ddp_grad_hash(const dtr__ddp_param *p) {
-    const dtr_tensor *grad = atomic_load(&p->grad);
-    if (!p->same_layout && grad->data != p->slot->data) {
-        return 0;
-    }
-    return dtr__hash_bytes(DTR__HASH_START, grad->data, grad->numel * dtr_dtype_size(grad->dtype));
-}
-
-void dtr__ddp_fill_zero(dtr__ddp_param *p) {
-    if (p->slot->numel > 0) {
-        memset(p->slot->data, 0, p->slot->numel * dtr_dtype_size(p->slot->dtype));
-    }
 }
 
 /* ---- gradients ---- */

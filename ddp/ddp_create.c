@@ -30,6 +30,7 @@ static dtr_ddp *module_new(dtr_group *group) {
         ddp->size = group->size;
         ddp->sync = true;
         ddp->used_set_constant = true;
+        ddp->mover = &dtr__ddp_host_mover;
         pthread_mutex_init(&ddp->lock, NULL);
         pthread_mutex_init(&ddp->verdict_lock, NULL);
         pthread_mutex_init(&ddp->launch_lock, NULL);
@@ -95,16 +96,12 @@ static dtr_status first_layout(dtr_ddp *ddp) {
 }
 
 static dtr_status make_map(dtr_ddp *ddp) {
-    const dtr_device cpu = { DTR_CPU, 0 };
-    int64_t count = (int64_t)ddp->n_trainable;
     ddp->order = calloc(ddp->n_trainable + 1, sizeof ddp->order[0]);
     DTR_REQUIRE(ddp->order != NULL, NULL, DTR_ERR_NOMEM, "no memory for an order of %zu parameters",
                 ddp->n_trainable);
-    if (dtr_tensor_empty(ddp->world, DTR_I32, cpu, DTR_MEM_SHARED, 1, &count, &ddp->map_memory) <
-        0) {
-        DTR_TRY(dtr_tensor_empty(ddp->world, DTR_I32, cpu, DTR_MEM_DEFAULT, 1, &count,
-                                 &ddp->map_memory));
-    }
+    bool plain;
+    DTR_TRY(dtr__ddp_host_mover.make(ddp->world, DTR_I32, (int64_t)ddp->n_trainable,
+                                     &ddp->map_memory, &plain));
     ddp->map = (int32_t *)ddp->map_memory->data;
     return DTR_OK;
 }
@@ -220,6 +217,7 @@ static dtr_status ddp_create(dtr_group *group, const dtr_param *params, size_t n
     if (s != DTR_OK) {
         return s;
     }
+    int64_t start = dtr__now_ns();
     dtr_ddp *ddp = module_new(group);
     DTR_REQUIRE(ddp != NULL, NULL, DTR_ERR_NOMEM, "no memory for a module");
     s = connect(ddp, group, prepare(ddp, group, params, n, options, out));
@@ -233,6 +231,7 @@ static dtr_status ddp_create(dtr_group *group, const dtr_param *params, size_t n
     ddp->magic = DTR__DDP_MAGIC;
     ddp->tenant.evict = evict;
     dtr__tenant_add(ddp->world, &ddp->tenant);
+    dtr__ddp_span(ddp, "ddp_create", ddp->label, start, 0);
     *out = ddp;
     return DTR_OK;
 }

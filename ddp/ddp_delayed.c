@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "ddp_internal.h"
-#include "kernels/kernels.h"
 
 /* ---- create, local ---- */
 
@@ -55,7 +54,6 @@ static dtr__ddp_flat *flat_of(dtr_ddp *ddp, dtr_dtype d) {
 
 /* Sizes of the blocks, then their memory; node-shared where the node can. */
 static dtr_status make_flats(dtr_ddp *ddp) {
-    const dtr_device cpu = { DTR_CPU, 0 };
     for (size_t k = 0; k < ddp->delayed.n; k++) {
         const dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
         dtr_dtype d = dtr__ddp_grad_dtype(ddp, p);
@@ -66,14 +64,8 @@ static dtr_status make_flats(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->delayed.n_flat; k++) {
         dtr__ddp_flat *f = &ddp->delayed.flat[k];
         int64_t count = (int64_t)(f->padded / dtr_dtype_size(f->dtype));
-        if (dtr_tensor_empty(ddp->world, f->dtype, cpu, DTR_MEM_SHARED, 1, &count, &f->memory) <
-            0) {
-            DTR_TRY(dtr_tensor_empty(ddp->world, f->dtype, cpu, DTR_MEM_DEFAULT, 1, &count,
-                                     &f->memory));
-        }
-        if (f->padded > 0) {
-            memset(f->memory->data, 0, f->padded);
-        }
+        bool plain;
+        DTR_TRY(ddp->mover->make(ddp->world, f->dtype, count, &f->memory, &plain));
     }
     return DTR_OK;
 }
@@ -154,7 +146,7 @@ void dtr__ddp_delayed_forward(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->delayed.n; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
         if (!atomic_load(&p->defined)) {
-            dtr__ddp_fill_zero(p);
+            dtr__ddp_fill_zero(ddp, p);
         }
     }
 }
@@ -162,20 +154,6 @@ void dtr__ddp_delayed_forward(dtr_ddp *ddp) {
 void dtr__ddp_delayed_define(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->delayed.n; k++) {
         atomic_store(&ddp->params[ddp->delayed.list[k]].defined, true);
-    }
-}
-
-static void check_nan(dtr_ddp *ddp) {
-    for (size_t k = 0; k < ddp->delayed.n && ddp->set.flags & DTR_DDP_CHECK_NAN; k++) {
-        size_t i = ddp->delayed.list[k];
-        const dtr__ddp_param *p = &ddp->params[i];
-        size_t at = dtr__find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
-        if (at < p->slot->numel) {
-            dtr__ddp_note(ddp, DTR_ERR_NAN, i,
-                          "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
-                          "in memory order)",
-                          p->name, i, ddp->rank, at);
-        }
     }
 }
 
@@ -201,7 +179,9 @@ void dtr__ddp_delayed_launch(dtr_ddp *ddp) {
     if (ddp->delayed.n == 0 || atomic_exchange(&ddp->delayed.launched, true)) {
         return;
     }
-    check_nan(ddp);
+    for (size_t k = 0; k < ddp->delayed.n; k++) {
+        dtr__ddp_check_nan(ddp, ddp->delayed.list[k]);
+    }
     if (ddp->size > 1) {
         ddp->delayed.status = launch(ddp);
         ddp->delayed.error = ddp->delayed.status < 0 ? dtr__error_save() : NULL;
@@ -216,9 +196,8 @@ bool dtr__ddp_delayed_missing(const dtr_ddp *ddp) {
 
 void dtr__ddp_delayed_settle(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->delayed.n_flat && ddp->shadow; k++) {
-        if (ddp->delayed.flat[k].padded > 0) {
-            memset(ddp->delayed.flat[k].memory->data, 0, ddp->delayed.flat[k].padded);
-        }
+        dtr__ddp_flat *f = &ddp->delayed.flat[k];
+        dtr__ddp_zero(ddp, f->memory->data, f->padded);
     }
     if (dtr__ddp_delayed_missing(ddp) && !ddp->shadow) {
         size_t i = ddp->delayed.trigger;
@@ -251,7 +230,7 @@ dtr_status dtr__ddp_delayed_wait(dtr_ddp *ddp) {
 
 void dtr__ddp_delayed_give_back(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->delayed.n; k++) {
-        dtr__ddp_copy_out(&ddp->params[ddp->delayed.list[k]]);
+        dtr__ddp_copy_out(ddp, &ddp->params[ddp->delayed.list[k]]);
     }
     dtr__ddp_delayed_define(ddp);
 }

@@ -20,9 +20,7 @@ static dtr_status save_slot(dtr_ddp *ddp, dtr__ddp_param *p) {
         ddp->saved_cap = cap;
     }
     p->saved = ddp->saved_size;
-    if (nbytes > 0) {
-        memcpy(ddp->saved + p->saved, p->slot->data, nbytes);
-    }
+    dtr__ddp_slot_keep(ddp, p, ddp->saved + p->saved, false);
     ddp->saved_size += nbytes;
     return DTR_OK;
 }
@@ -44,14 +42,14 @@ void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i) {
             *grad; /* a local step may have had it ready before anybody asked for its memory */
         s = dtr__ddp_grad_get(ddp, i, &grad);
         if (s == DTR_OK) {
-            dtr__ddp_copy_in(p);
+            dtr__ddp_copy_in(ddp, p);
         }
     }
     if (s < 0) {
         dtr__ddp_note_last(ddp, s, i);
     }
     if (!defined) {
-        dtr__ddp_fill_zero(p);
+        dtr__ddp_fill_zero(ddp, p);
     }
 }
 
@@ -62,7 +60,7 @@ typedef struct missing {
 static void miss(dtr_ddp *ddp, missing *m, size_t i) {
     m->first = m->n++ == 0 ? i : m->first;
     if (!ddp->params[i].sparse) { /* those contribute nothing unless they were put */
-        dtr__ddp_fill_zero(&ddp->params[i]);
+        dtr__ddp_fill_zero(ddp, &ddp->params[i]);
     }
 }
 
@@ -106,7 +104,7 @@ static void check_written(dtr_ddp *ddp) {
         size_t i = ddp->trainable[k];
         const dtr__ddp_param *p = &ddp->params[i];
         if (atomic_load(&p->mark) == DTR__MARK_READY && !p->sparse &&
-            (!ddp->set.view || p->bucket >= ddp->next) && dtr__ddp_grad_hash(p) != p->seen) {
+            (!ddp->set.view || p->bucket >= ddp->next) && dtr__ddp_grad_hash(ddp, p) != p->seen) {
             dtr__ddp_note(ddp, DTR_ERR_STATE, i,
                           "the gradient of parameter '%s' (%zu) was written on rank %d after "
                           "dtr_ddp_grad_ready; until dtr_ddp_backward_end it is the library's",
@@ -155,8 +153,8 @@ static void settle(dtr_ddp *ddp) {
 /* What a rank that has joined contributes. */
 static void settle_shadow(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
-        if (ddp->buckets[b].sparse == NULL && ddp->buckets[b].plan->nbytes > 0) {
-            memset(ddp->buckets[b].data, 0, ddp->buckets[b].plan->nbytes);
+        if (ddp->buckets[b].sparse == NULL) {
+            dtr__ddp_zero(ddp, ddp->buckets[b].data, ddp->buckets[b].plan->nbytes);
         }
     }
     ddp->it_unused_bytes = 0;
@@ -186,6 +184,7 @@ static bool has_map(const dtr_ddp *ddp) {
 
 /* A snapshot of the flags is sent: they may be set again before the memory is free. */
 static dtr_status send_map(dtr_ddp *ddp, dtr_work **work) {
+    ddp->check.mapped = true;
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         bool used = !ddp->shadow && atomic_load(&ddp->params[ddp->trainable[k]].used);
         ddp->map[k] = used ? 1 : 0;
@@ -215,37 +214,30 @@ static void read_map(dtr_ddp *ddp) {
 
 /* ---- waiting ---- */
 
-static bool concerns_all(const dtr_ddp *ddp, const dtr__ddp_param *p) {
-    return ddp->mode == DTR__MODE_PLAIN || atomic_load(&p->mark) == DTR__MARK_READY;
-}
-
-/* Averages of parameters this rank used go back at once, the others wait for the map. */
 static void copy_out_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     if (ddp->zero != NULL) {
         dtr__zero_copy_out(ddp, b);
         return;
     }
     if (b->sparse != NULL) {
-        if (concerns_all(ddp, b->sparse)) {
+        if (dtr__ddp_concerns_all(ddp, b->sparse)) {
             dtr__ddp_sparse_take(ddp, b);
         }
         return;
     }
-    for (size_t s = 0; s < b->plan->n_slots; s++) {
-        dtr__ddp_param *p = &ddp->params[b->plan->slots[s].param];
-        if (ddp->copies_out && !p->step && concerns_all(ddp, p) && atomic_load(&p->grad) != NULL) {
-            dtr__ddp_copy_out(p);
-        }
-    }
+    dtr__ddp_bucket_out(ddp, b);
 }
 
-static dtr_status wait_work(dtr_work **work, int64_t *waited_ns) {
+static dtr_status wait_work(const dtr_ddp *ddp, dtr_work **work, const char *label,
+                            int64_t *waited_ns) {
     if (*work == NULL) {
         return DTR_OK;
     }
     int64_t start = dtr__now_ns();
     dtr_status s = dtr_work_wait(*work, -1);
-    *waited_ns += dtr__now_ns() - start;
+    int64_t end = dtr__now_ns();
+    *waited_ns += end - start;
+    dtr__ddp_span_between(ddp, "ddp_wait", label, start, end, 0);
     (void)dtr_work_release(*work);
     *work = NULL;
     return s;
@@ -263,7 +255,9 @@ static void all_finished(dtr_ddp *ddp) {
 static void wait_hooks(dtr_ddp *ddp, int64_t *waited_ns) {
     int64_t start = dtr__now_ns();
     dtr__ddp_hook_wait(ddp);
-    *waited_ns += dtr__now_ns() - start;
+    int64_t end = dtr__now_ns();
+    *waited_ns += end - start;
+    dtr__ddp_span_between(ddp, "ddp_wait", ddp->hook.name, start, end, 0);
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         if (!ddp->buckets[b].failed) {
             copy_out_bucket(ddp, &ddp->buckets[b]);
@@ -280,7 +274,7 @@ static dtr_status wait_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
         ddp->launch_error = NULL;
     }
     for (size_t b = 0; b < ddp->n_buckets; b++) {
-        dtr_status one = wait_work(&ddp->buckets[b].work, waited_ns);
+        dtr_status one = wait_work(ddp, &ddp->buckets[b].work, ddp->buckets[b].label, waited_ns);
         if (s == DTR_OK && one == DTR_OK) {
             if (ddp->buckets[b].sparse != NULL) { /* the others' works have told it */
                 atomic_store(&ddp->buckets[b].finished_ns, dtr__now_ns());
@@ -371,7 +365,7 @@ static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
     if (s == DTR_OK && has_map(ddp) && !first && !early) {
         s = send_map(ddp, &map);
     }
-    dtr_status last = wait_work(&map, waited_ns);
+    dtr_status last = wait_work(ddp, &map, "ddp used map", waited_ns);
     return s == DTR_OK ? last : s;
 }
 
@@ -393,8 +387,7 @@ static dtr_status agreed(dtr_ddp *ddp, bool *bad) {
 
 static void restore_slot(dtr_ddp *ddp, dtr__ddp_param *p) {
     if (p->saved != DTR__NONE) {
-        memcpy(p->slot->data, ddp->saved + p->saved,
-               p->slot->numel * dtr_dtype_size(p->slot->dtype));
+        dtr__ddp_slot_keep(ddp, p, ddp->saved + p->saved, true);
     }
 }
 
@@ -410,7 +403,7 @@ static void give_back(dtr_ddp *ddp) {
         if (p->bucket == DTR__NONE) {
             continue;
         }
-        if (!concerns_all(ddp, p)) {
+        if (!dtr__ddp_concerns_all(ddp, p)) {
             if (!p->used_anywhere) {
                 restore_slot(ddp, p);
                 continue;
@@ -418,7 +411,7 @@ static void give_back(dtr_ddp *ddp) {
             if (p->sparse) {
                 dtr__ddp_sparse_take(ddp, &ddp->buckets[p->bucket]);
             } else if (ddp->copies_out && !p->step) {
-                dtr__ddp_copy_out(p);
+                dtr__ddp_copy_out(ddp, p);
             }
         }
         atomic_store(&p->defined, !p->step); /* Z3: a stepped gradient is used up */
@@ -458,6 +451,13 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
     double hidden = step.comm_s > 0 ? 1 - step.exposed_comm_s / step.comm_s : 1;
     step.overlap = hidden < 0 ? 0 : hidden;
     dtr__ddp_count_step(ddp, &step);
+    for (size_t b = 0; b < ddp->n_buckets && ddp->size > 1; b++) {
+        const dtr_ddp_bucket *k = &ddp->buckets[b];
+        int64_t end = atomic_load(&k->finished_ns);
+        if (end > k->launched_ns) {
+            dtr__ddp_span_between(ddp, "ddp_bucket", k->label, k->launched_ns, end, k->nbytes);
+        }
+    }
 }
 
 /* ---- the call ---- */
@@ -470,6 +470,7 @@ static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
     dtr__ddp_rearm(ddp);
     dtr__zero_closed(ddp, s == DTR_OK && ddp->it_sync);
     atomic_store(&ddp->state, DTR__DDP_IDLE);
+    dtr__ddp_check_idle(ddp);
     return s;
 }
 
@@ -512,8 +513,17 @@ static dtr_status finish_bad(dtr_ddp *ddp) {
     return close_iteration(ddp, dtr__ddp_failed(ddp, s));
 }
 
-static dtr_status finish_synced(dtr_ddp *ddp) {
-    int64_t t_enter = dtr__now_ns(), waited_ns = 0;
+/* What went wrong after the verdicts had travelled, when it can no longer be agreed on. */
+static dtr_status late_failure(dtr_ddp *ddp) {
+    if (!atomic_load(&ddp->bad)) {
+        return DTR_OK;
+    }
+    return dtr__ddp_break(ddp,
+                          DTR_FAIL(NULL, (dtr_status)ddp->verdict.status, "%s", ddp->verdict.text));
+}
+
+/* Up to here every rank does its part whatever went wrong. *bad: on some rank something did. */
+static dtr_status exchange(dtr_ddp *ddp, int64_t *waited_ns, bool *bad) {
     ddp->copies_out =
         (ddp->size > 1 || ddp->hook.fn != NULL || ddp->set.has_param_dtype) && !ddp->shadow;
     if (ddp->shadow) {
@@ -523,28 +533,44 @@ static dtr_status finish_synced(dtr_ddp *ddp) {
         make_gradients(ddp);
     }
     dtr__ddp_delayed_settle(ddp);
+    dtr_status s = reduce(ddp, waited_ns);
     wait_buffers(ddp);
-    bool bad = false;
-    dtr_status s = reduce(ddp, &waited_ns);
     dtr_status apart = dtr__ddp_delayed_wait(ddp);
     s = s == DTR_OK ? apart : s;
-    if (s == DTR_OK) {
-        s = agreed(ddp, &bad);
+    DTR_TRY(s);
+    if (has_map(ddp)) {
+        read_map(ddp);
     }
+    if (!ddp->shadow && !atomic_load(&ddp->bad)) {
+        dtr__ddp_step_rest(ddp);
+    }
+    return agreed(ddp, bad);
+}
+
+static void warn_no_forward(dtr_ddp *ddp) {
+    if (ddp->n_sync_buffers > 0 && !ddp->set.no_buffers && ddp->count.forwards == 0) {
+        dtr__ddp_warn(ddp, DTR__WARN_NO_FORWARD,
+                      "the module has buffers, but dtr_ddp_forward_begin is never called: they are "
+                      "not synchronised");
+    }
+}
+
+static dtr_status finish_synced(dtr_ddp *ddp) {
+    int64_t t_enter = dtr__now_ns(), waited_ns = 0;
+    bool bad = false;
+    dtr_status s = exchange(ddp, &waited_ns, &bad);
     if (s < 0) {
         return dtr__ddp_break(ddp, s);
     }
     if (bad) {
         return finish_bad(ddp);
     }
-    if (has_map(ddp)) {
-        read_map(ddp);
-    }
     if (!ddp->shadow) {
-        dtr__ddp_step_rest(ddp);
         give_back(ddp);
         dtr__ddp_delayed_give_back(ddp);
     }
+    dtr__ddp_check_end(ddp, has_map(ddp));
+    DTR_TRY(late_failure(ddp));
     if (ddp->set.static_graph) {
         ddp->learned = true;
         ddp->learned_here = ddp->learned_here || !ddp->shadow;
@@ -557,12 +583,7 @@ static dtr_status finish_synced(dtr_ddp *ddp) {
     }
     if (!ddp->shadow) {
         count_step(ddp, t_enter, waited_ns);
-    }
-    if (ddp->n_sync_buffers > 0 && !ddp->set.no_buffers && ddp->count.forwards == 0 &&
-        !ddp->shadow) {
-        dtr__ddp_warn(ddp, DTR__WARN_NO_FORWARD,
-                      "the module has buffers, but dtr_ddp_forward_begin is never called: they are "
-                      "not synchronised");
+        warn_no_forward(ddp);
     }
     return close_iteration(ddp, DTR_OK);
 }
@@ -579,9 +600,11 @@ dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp) {
     pthread_mutex_lock(&ddp->stats_lock);
     ddp->count.shadow_steps++;
     pthread_mutex_unlock(&ddp->stats_lock);
+    int64_t start = dtr__now_ns();
     ddp->shadow = true;
     dtr_status s = ddp->it_sync ? finish_synced(ddp) : close_iteration(ddp, DTR_OK);
     ddp->shadow = false;
+    dtr__ddp_span(ddp, "ddp_shadow", ddp->label, start, 0);
     return s;
 }
 
@@ -609,6 +632,7 @@ static dtr_status ddp_backward_end(dtr_ddp *ddp, void *stream) {
     (void)stream;
     DTR_TRY(dtr__ddp_check(ddp, entry));
     DTR_TRY(begin(ddp));
+    dtr__ddp_span(ddp, "ddp_backward", ddp->label, ddp->t_backward, 0);
     return ddp->it_sync ? finish_synced(ddp) : finish_local(ddp);
 }
 

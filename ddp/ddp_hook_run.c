@@ -3,7 +3,6 @@
  * sees the work end. Steps that need a group which is not there yet wait for backward_end, where
  * all ranks can make it together. */
 #include "ddp_internal.h"
-#include "kernels/kernels.h"
 
 /* ---- failures ---- */
 
@@ -119,7 +118,7 @@ static void settle_result(dtr_ddp *ddp, dtr_ddp_bucket *b) {
                 "it gave no result for a sparse parameter (dtr_ddp_bucket_set_sparse_result)");
         }
     } else if (from.data != b->data && !b->failed) {
-        dtr__convert(b->data, b->plan->dtype, from.data, from.dtype, from.count);
+        dtr__ddp_bucket_take(b, from);
     }
     atomic_store(&b->finished_ns, dtr__now_ns());
     b->done = true;

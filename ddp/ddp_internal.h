@@ -15,6 +15,7 @@
 #include <dtr/ddp.h>
 
 #include "coll_internal.h"
+#include "ddp_move.h"
 #include "ddp_text.h"
 #include "plan_internal.h"
 #include "tensor_internal.h"
@@ -103,6 +104,8 @@ struct dtr_ddp_bucket {
     char *data;
     size_t count;           /* elements that travel, padding and status slot included */
     _Atomic size_t pending; /* parameters not ready */
+    _Atomic bool under_way; /* for ddp_invariant.c */
+    dtr__ddp_piece *pieces; /* [2 * n_slots] for copying out; backward_end's */
     dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */
     int64_t launched_ns;
     /* Of a sparse parameter, which has the bucket for itself; the tensors as `work`. */
@@ -191,7 +194,7 @@ typedef struct dtr__ddp_settings {
 
 typedef struct dtr__ddp_counters {
     uint64_t steps, local_steps, forwards, rebuilds, shadow_steps, errors;
-    size_t unused_bytes;
+    size_t unused_bytes, copied_in_bytes, copied_out_bytes;
     dtr_ddp_step last, average;
     bool has_error;
     char error[sizeof(((dtr__verdict *)0)->text) + 128];
@@ -203,6 +206,8 @@ struct dtr_ddp {
     dtr_group *group; /* own duplicate */
     int rank, size;
     unsigned id; /* equal on all ranks, in labels and tag words */
+    char label[16];
+    const dtr__ddp_mover *mover;
     dtr__ddp_settings set;
     dtr__tenant tenant; /* told when the world ends */
 
@@ -254,6 +259,12 @@ struct dtr_ddp {
     bool copies_out;     /* the averages are somewhere else than the gradients' own values */
     dtr_tensor *shadows; /* memory of the parameters' casts, NULL: none are made */
     size_t it_unused_bytes;
+    _Atomic size_t copied_in, copied_out; /* bytes of slots written from and read to elsewhere */
+    struct {                              /* for ddp_invariant.c, of this iteration */
+        int divisor;
+        bool mapped;
+        _Atomic uint64_t issued;
+    } check;
     bool used_set_constant;
     bool check_writes; /* DTR_DEBUG=detail: gradients must not change once they are ready (H5) */
 
@@ -361,11 +372,6 @@ void dtr__ddp_layout_drop(dtr_ddp *ddp);
 /* A view whose handle somebody else still holds moves to memory of its own. */
 void dtr__ddp_leave_bucket(dtr__ddp_param *p);
 void dtr__ddp_label_buckets(dtr_ddp *ddp);
-void dtr__ddp_copy_in(dtr__ddp_param *p);
-void dtr__ddp_copy_out(dtr__ddp_param *p);
-void dtr__ddp_fill_zero(dtr__ddp_param *p);
-/* Of a gradient's memory; 0 where it has gaps. */
-uint64_t dtr__ddp_grad_hash(const dtr__ddp_param *p);
 /* A zeroed gradient of parameter p. */
 dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad);
 /* Gradient tensor of trainable parameter i, made at the first call. */
@@ -373,6 +379,40 @@ dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad);
 
 /* The strides of a gradient of value t where its elements lie without gaps. */
 void dtr__ddp_dense_strides(const dtr_tensor *t, int64_t *strides);
+
+/* ---- ddp_move.c ---- nothing is copied where the gradient lies in its slot */
+void dtr__ddp_copy_in(dtr_ddp *ddp, dtr__ddp_param *p);
+void dtr__ddp_copy_out(dtr_ddp *ddp, dtr__ddp_param *p);
+/* Averages of parameters this rank used go back at once, the others wait for the map. */
+void dtr__ddp_bucket_out(dtr_ddp *ddp, dtr_ddp_bucket *b);
+/* Pieces at once; `nbytes` of buckets are read by them and, since `begin`, by others before. */
+void dtr__ddp_move_out(dtr_ddp *ddp, const dtr__ddp_piece *pieces, size_t n, size_t nbytes,
+                       const char *label, int64_t begin);
+bool dtr__ddp_concerns_all(const dtr_ddp *ddp, const dtr__ddp_param *p);
+void dtr__ddp_fill_zero(dtr_ddp *ddp, dtr__ddp_param *p); /* its slot */
+void dtr__ddp_zero(dtr_ddp *ddp, void *at, size_t nbytes);
+/* A hook's result comes into its bucket. */
+void dtr__ddp_bucket_take(dtr_ddp_bucket *b, dtr_buffer from);
+/* Copy a slot to memory of its size, or back. */
+void dtr__ddp_slot_keep(dtr_ddp *ddp, const dtr__ddp_param *p, void *kept, bool back);
+/* Of a gradient's memory; 0 where it has gaps. */
+uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p);
+/* Where DTR_DDP_CHECK_NAN asks for it, note a NaN in parameter i's slot. */
+void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i);
+
+/* ---- ddp_invariant.c ---- */
+/* A bucket is launched: in index order, once, with the divisor of the others (IV1, IV4). */
+void dtr__ddp_check_launch(dtr_ddp *ddp, dtr_ddp_bucket *b);
+/* A slot is about to be written: its bucket is not under way (IV8). */
+void dtr__ddp_check_unsent(dtr_ddp *ddp, size_t bucket);
+/* A bucket has one parameter less to wait for than before (IV2). */
+void dtr__ddp_check_pending(dtr_ddp *ddp, size_t before);
+/* A collective goes on a group of the module: part of what the ranks compare (IV3, IV6). */
+void dtr__ddp_check_issued(dtr_ddp *ddp, const dtr__request *r, const char *label);
+/* A good iteration is about to end; `mapped`: a used map belongs to it (IV3, IV5). */
+void dtr__ddp_check_end(dtr_ddp *ddp, bool mapped);
+/* Counts are as new, buckets as the plan has them (IV2, IV7). */
+void dtr__ddp_check_idle(dtr_ddp *ddp);
 
 /* ---- ddp_cast.c ---- */
 /* The type backward writes parameter p's gradient in. */
@@ -574,6 +614,12 @@ dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s);
 /* The group is gone: remember why and refuse everything from now on. Returns s. */
 dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s);
 void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step);
+/* A stretch of the module's work that ends now: in the recording, and in the trace of calls. Times
+ * are dtr__stamp_ns. */
+void dtr__ddp_span(const dtr_ddp *ddp, const char *what, const char *label, int64_t begin_ns,
+                   size_t nbytes);
+void dtr__ddp_span_between(const dtr_ddp *ddp, const char *what, const char *label,
+                           int64_t begin_ns, int64_t end_ns, size_t nbytes);
 dtr_status dtr__ddp_describe(dtr_ddp *ddp);
 
 #endif /* DTR_DDP_INTERNAL_H */

@@ -152,7 +152,7 @@ static void ready_unused(dtr_ddp *ddp) {
         if (unused && p->bucket != DTR__NONE) {
             dtr__ddp_put_unused(ddp, i);
             atomic_store(&p->mark, DTR__MARK_LISTED);
-            atomic_fetch_sub(&ddp->buckets[p->bucket].pending, 1);
+            dtr__ddp_check_pending(ddp, atomic_fetch_sub(&ddp->buckets[p->bucket].pending, 1));
         }
     }
 }
@@ -194,6 +194,7 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         atomic_store(&ddp->buckets[b].pending, ddp->buckets[b].plan->n_slots);
         atomic_store(&ddp->buckets[b].finished_ns, 0);
+        atomic_store(&ddp->buckets[b].under_way, false);
     }
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
@@ -208,6 +209,11 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
     dtr__ddp_hook_rearm(ddp);
     dtr__ddp_step_rearm(ddp);
     atomic_store(&ddp->stamps, 0);
+    atomic_store(&ddp->copied_in, 0);
+    atomic_store(&ddp->copied_out, 0);
+    ddp->check.divisor = 0;
+    ddp->check.mapped = false;
+    atomic_store(&ddp->check.issued, 0);
     ddp->next = 0;
     ddp->launch_status = DTR_OK;
     pthread_mutex_lock(&ddp->verdict_lock);
@@ -325,6 +331,7 @@ static dtr_status ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_u
     }
     pthread_mutex_unlock(&ddp->lock);
     DTR_TRY(s);
+    dtr__ddp_span_between(ddp, "ddp_forward", ddp->label, ddp->t_forward, ddp->t_forward_end, 0);
     bool broken;
     if (!ddp->it_eval) {
         dtr__ddp_delayed_forward(ddp);

@@ -117,6 +117,7 @@ static dtr_status share_order(dtr_ddp *ddp) {
 
 dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
     dtr__verdict mine = { .rank = ddp->rank };
+    int64_t start = dtr__now_ns();
     dtr_status s = ddp->rank == 0 ? own_order(ddp) : DTR_OK;
     if (s < 0) {
         mine.status = s;
@@ -154,5 +155,6 @@ dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
     pthread_mutex_unlock(&ddp->stats_lock);
     ddp->rebuild_due = false;
     (void)dtr__ddp_describe(ddp); /* without memory the older text stays */
+    dtr__ddp_span(ddp, "ddp_rebuild", ddp->label, start, 0);
     return DTR_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "ddp_internal.h"
 #include "rt_metrics.h"
+#include "rt_recording.h"
 
 /* ---- warnings and errors ---- */
 
@@ -53,6 +54,22 @@ dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s) {
     return s;
 }
 
+/* ---- spans ---- */
+
+void dtr__ddp_span_between(const dtr_ddp *ddp, const char *what, const char *label,
+                           int64_t begin_ns, int64_t end_ns, size_t nbytes) {
+    dtr__rec_span_add(ddp->world, what, label, begin_ns, end_ns, nbytes);
+    if (ddp->world->trace != NULL) {
+        dtr__trace_note(ddp->world->trace, what, (double)(end_ns - begin_ns) * 1e-9,
+                        "%s: %zu bytes", label, nbytes);
+    }
+}
+
+void dtr__ddp_span(const dtr_ddp *ddp, const char *what, const char *label, int64_t begin_ns,
+                   size_t nbytes) {
+    dtr__ddp_span_between(ddp, what, label, begin_ns, dtr__stamp_ns(), nbytes);
+}
+
 /* ---- steps ---- */
 
 /* Running mean of n values; a difference below zero is a clock's fault and skipped. */
@@ -93,6 +110,8 @@ void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
     uint64_t n = ++c->steps;
     c->last = *step;
     c->unused_bytes = ddp->it_unused_bytes;
+    c->copied_in_bytes = atomic_load(&ddp->copied_in);
+    c->copied_out_bytes = atomic_load(&ddp->copied_out);
     mean_count(&c->average.bytes, step->bytes, n);
     mean_count(&c->average.buckets, step->buckets, n);
     mean_count(&c->average.collectives, step->collectives, n);
@@ -131,6 +150,8 @@ static dtr_ddp_stats snapshot(const dtr_ddp *ddp) {
         .hook = ddp->hook.name,
         .error = c->error,
         .description = ddp->description != NULL ? ddp->description : "",
+        .copied_in_bytes = c->copied_in_bytes,
+        .copied_out_bytes = c->copied_out_bytes,
     };
 }
 

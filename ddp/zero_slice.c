@@ -1,6 +1,5 @@
 /* The geometry of a sharded optimizer: which elements of which parameter lie in which rank's slice
  * of a bucket, and copies between such stretches and tensors of any strides. */
-#include "kernels/kernels.h"
 #include "zero_internal.h"
 
 size_t dtr__zero_slice_nbytes(size_t nbytes, int size) {
@@ -105,24 +104,27 @@ void dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to) {
 /* The averages of this rank's slice go back to the gradients where these lie elsewhere (SH7). */
 void dtr__zero_copy_out(dtr_ddp *ddp, const dtr_ddp_bucket *b) {
     const dtr_zero *z = ddp->zero;
-    size_t size = dtr_dtype_size(b->plan->dtype);
+    size_t size = dtr_dtype_size(b->plan->dtype), n = 0, nbytes = 0;
+    int64_t begin = dtr__stamp_ns();
     dtr__zero_piece piece;
     for (size_t s = 0; ddp->copies_out && dtr__zero_next(z, b->index, ddp->rank, &s, &piece);) {
         dtr__ddp_param *p = &ddp->params[piece.param];
         const char *from = p->slot->data + piece.from * size;
-        dtr_tensor *grad = atomic_load(&p->grad), *full = p->full;
+        const dtr_tensor *grad = atomic_load(&p->grad), *to[2] = { p->full, NULL };
         bool apart = grad != NULL && grad->data != p->slot->data;
         if (apart && !p->same_layout) {
-            dtr__ddp_copy_out(p);
+            dtr__ddp_copy_out(ddp, p);
             continue;
         }
-        if (apart) {
-            dtr__convert(grad->data + piece.from * dtr_dtype_size(grad->dtype), grad->dtype, from,
-                         p->slot->dtype, piece.count);
-        }
-        if (full != NULL) {
-            dtr__convert(full->data + piece.from * dtr_dtype_size(full->dtype), full->dtype, from,
-                         p->slot->dtype, piece.count);
+        to[1] = apart ? grad : NULL;
+        for (int k = 0; k < 2; k++) {
+            if (to[k] != NULL) {
+                b->pieces[n++] =
+                    (dtr__ddp_piece){ to[k]->data + piece.from * dtr_dtype_size(to[k]->dtype), from,
+                                      piece.count, to[k]->dtype, p->slot->dtype };
+                nbytes += piece.count * size;
+            }
         }
     }
+    dtr__ddp_move_out(ddp, b->pieces, n, nbytes, b->label, begin);
 }

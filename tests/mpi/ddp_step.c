@@ -217,12 +217,42 @@ START_TEST(failing) {
 }
 END_TEST
 
+/* Z2, Z5, Z6: a step that only other ranks' use calls for is part of what the ranks agree on. */
+START_TEST(failing_elsewhere) {
+    for (int bad = 0; bad < th_size(); bad++) {
+        synth s = synth_equal(3, SIZE);
+        dtr_ddp_options op = DTR_DDP_OPTIONS_INIT;
+        op.find_unused = true;
+        dtr_ddp *ddp = ddp_new(&s, &op);
+        optimizer *o = calloc(1, sizeof *o);
+        o->fail_at = th_rank() == bad ? 0 : -1;
+        TH_IS(dtr_ddp_set_step(ddp, on_step, o, everything, 3), DTR_OK);
+        for (int step = 0; step < 2; step++) {
+            synth_write(ddp, &s, 0, step, false);
+            TH_IS(th_rank() == 0 ? dtr_ddp_grad_ready(ddp, 0, NULL) : DTR_OK, DTR_OK);
+            TH_IS(dtr_ddp_backward_end(ddp, NULL), step == 0 ? DTR_ERR_IO : DTR_OK);
+            if (step == 0) {
+                char word[80];
+                snprintf(word, sizeof word, "step of parameter 'p0' (0) failed on rank %d", bad);
+                TH_MESSAGE(word);
+            }
+            TH_AGREE();
+            o->fail_at = -1;
+        }
+        TH_OK(dtr_ddp_destroy(ddp));
+        free(o);
+        synth_free(&s);
+    }
+}
+END_TEST
+
 static void make(Suite *suite) {
     TCase *tc = th_case(suite, "ddp step", 100);
     th_add(tc, same_bits, 0, 0);
     th_add(tc, subset, 0, 0);
     th_add(tc, unused, 0, 0);
     th_add(tc, failing, 0, 0);
+    th_add(tc, failing_elsewhere, 0, 0);
 }
 
 int main(int argc, char **argv) {

@@ -6,6 +6,7 @@
 
 #include "ddp_internal.h"
 #include "ddp_models.h"
+#include "rt_recording.h"
 #include "tensor_sparse.h"
 
 static dtr_ddp_options many_buckets(void) {
@@ -284,6 +285,181 @@ START_TEST(DBG1_Y8_sparse_tag_words) {
 }
 END_TEST
 
+/* ---- what the module records of itself ---- */
+
+/* "forward backward wait ..." of spans since number `after`, and the newest number. */
+static uint64_t spans_text(uint64_t after, char *text, size_t cap) {
+    char why[160];
+    uint64_t newest = after;
+    const dtr__rec_memory *m = dtr__recorder_memory(th_world());
+    dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    text[0] = '\0';
+    TH_CHECK(r != NULL, "the recording: %s", why);
+    for (size_t i = 0, at = 0; r != NULL && i < r->n_spans; i++) {
+        const dtr__rec_span *s = &r->spans[i];
+        if (s->number > after && strncmp(s->what, "ddp_", 4) == 0 && at < cap) {
+            at += (size_t)snprintf(text + at, cap - at, "%s%s", at > 0 ? " " : "", s->what + 4);
+        }
+        newest = s->number;
+    }
+    dtr__recording_free(r);
+    return newest;
+}
+
+static void one_step(dtr_ddp *ddp, const synth *s, int step) {
+    TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+    TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+    synth_backward(ddp, s, step);
+    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    synth_check_all(ddp, s, step, th_size());
+}
+
+/* K12-K14, Y4, I14: what is recorded of create, of a step with a rebuild, of one in view mode with
+ * a used map, and of a rank that has joined; the order is that of backward_end. */
+START_TEST(K12_K14_Y4_I14_spans) {
+    static const char copied[] = "forward copy_in launch copy_in launch copy_in backward launch "
+                                 "wait copy_out wait copy_out wait copy_out rebuild bucket bucket "
+                                 "bucket",
+                      viewed[] = "forward launch launch backward launch wait wait wait wait "
+                                 "bucket bucket bucket";
+    char text[400];
+    synth s = synth_equal(3, 30);
+    dtr_ddp_options o = many_buckets();
+    uint64_t at = spans_text(0, text, sizeof text);
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    at = spans_text(at, text, sizeof text);
+    TH_CHECK(strcmp(text, "create") == 0, "of create: %s", text);
+    dtr_ddp_stats st = stats_of(ddp);
+    TH_CHECK(st.steps == 0 && st.buckets == 3 && st.last.bytes == 0 && !st.has_error &&
+                 st.description[0] != '\0',
+             "statistics after create");
+    one_step(ddp, &s, 0);
+    at = spans_text(at, text, sizeof text);
+    TH_CHECK(strcmp(text, copied) == 0, "of a step: %s", text);
+    TH_AGREE();
+    TH_IS(dtr_ddp_join_begin(ddp, NULL), DTR_OK);
+    if (th_rank() != 0) {
+        synth zero = s;
+        TH_IS(dtr_ddp_forward_begin(ddp), DTR_OK);
+        TH_IS(dtr_ddp_forward_end(ddp, NULL, 0), DTR_OK);
+        synth_backward(ddp, &zero, 1);
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+    }
+    TH_IS(dtr_ddp_join_end(ddp), DTR_OK);
+    (void)spans_text(at, text, sizeof text);
+    TH_CHECK((strstr(text, "shadow") != NULL) == (th_rank() == 0), "of a join: %s", text);
+    TH_AGREE();
+    TH_OK(dtr_ddp_destroy(ddp));
+    o.grad_as_bucket_view = true;
+    o.find_unused = true;
+    ddp = ddp_new(&s, &o);
+    at = spans_text(0, text, sizeof text);
+    one_step(ddp, &s, 0);
+    (void)spans_text(at, text, sizeof text);
+    TH_CHECK(strcmp(text, viewed) == 0, "of a step in view mode: %s", text);
+    TH_AGREE();
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
+/* H3, M6: views copy nothing; without them each gradient is copied once each way, cast on the way
+ * where the buckets have another type. */
+START_TEST(H3_M6_bytes_copied) {
+    static const size_t sizes[] = { 1, 63, 64, 65, 1000, 4097 };
+    const size_t all = 1 + 63 + 64 + 65 + 1000 + 4097;
+    for (int mode = 0; mode < 4; mode++) { /* copied, viewed, bf16 buckets, copied for sharding */
+        synth s = synth_new(6, sizes, DTR_F32);
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        dtr_zero *zero = NULL;
+        o.bucket_cap_bytes = 4000;
+        o.grad_as_bucket_view = mode == 1;
+        o.has_reduce_dtype = mode == 2;
+        o.reduce_dtype = DTR_BF16;
+        dtr_ddp *ddp = ddp_new(&s, &o);
+        TH_IS(mode == 3 ? dtr_zero_create(ddp, NULL, &zero) : DTR_OK, DTR_OK);
+        for (int step = 0; step < 3; step++) {
+            synth_backward(ddp, &s, step);
+            TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+            dtr_ddp_stats st = stats_of(ddp);
+            size_t want = mode == 1 ? 0 : all * (mode == 2 ? 2 : 4);
+            TH_CHECK(mode == 3 || st.last.bytes == all * (mode == 2 ? 2 : 4), "%zu bytes reduced",
+                     st.last.bytes);
+            TH_CHECK(st.copied_in_bytes == want, "mode %d, step %d: %zu bytes in, not %zu", mode,
+                     step, st.copied_in_bytes, want);
+            uint64_t out[8], sum = 0; /* sharded: only a rank's own slice comes back */
+            th_gather_u64(st.copied_out_bytes, out);
+            for (int k = 0; k < th_size(); k++) {
+                sum += out[k];
+            }
+            TH_CHECK(mode == 3 ? sum == want : st.copied_out_bytes == want,
+                     "mode %d, step %d: %zu bytes out, not %zu", mode, step, st.copied_out_bytes,
+                     want);
+        }
+        TH_AGREE();
+        TH_OK(dtr_zero_destroy(zero));
+        TH_OK(dtr_ddp_destroy(ddp));
+        synth_free(&s);
+    }
+}
+END_TEST
+
+/* ---- no memory for buckets on one rank ---- */
+
+static bool no_memory;
+dtr_status __real_dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan, dtr__ddp_layout *layout);
+dtr_status __wrap_dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan, dtr__ddp_layout *layout);
+dtr_status __wrap_dtr__ddp_layout_make(dtr_ddp *ddp, dtr_plan *plan, dtr__ddp_layout *layout) {
+    if (no_memory) {
+        dtr_plan_free(plan);
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for buckets (by the test)");
+    }
+    return __real_dtr__ddp_layout_make(ddp, plan, layout);
+}
+
+/* ER17, FT7, FI20: at create nothing has happened; at the rebuild the module has failed, and the
+ * gradients are the averages. In both cases one rank has the cause and all others are told. */
+START_TEST(ER17_FT7_no_memory) {
+    for (int bad = 0; bad < th_size(); bad++) {
+        dtr_status want = th_rank() == bad ? DTR_ERR_NOMEM : DTR_ERR_REMOTE;
+        char word[16];
+        snprintf(word, sizeof word, "rank %d", bad);
+        synth s = synth_equal(4, 30);
+        dtr_ddp_options o = many_buckets();
+        dtr_ddp *ddp = NULL;
+        no_memory = th_rank() == bad;
+        TH_IS(dtr_ddp_create(th_group(), s.params, s.n, &o, &ddp), want);
+        TH_MESSAGE(word);
+        TH_CHECK(ddp == NULL, "the result was written");
+        no_memory = false;
+        TH_AGREE();
+        ddp = ddp_new(&s, &o);
+        dtr_tensor *grad[4];
+        for (size_t i = 0; i < 4; i++) { /* another order than the plan's */
+            synth_write(ddp, &s, i, 0, false);
+            grad[i] = dtr_tensor_retain(dtr_ddp_grad(ddp, i));
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        no_memory = th_rank() == bad;
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), want);
+        TH_MESSAGE(word);
+        TH_MESSAGE("not rebuilt");
+        no_memory = false;
+        TH_IS(dtr_ddp_forward_begin(ddp), want);
+        for (size_t i = 0; i < 4; i++) {
+            double mean = synth_mean(i, 7, th_size(), 0, th_size(), DTR_F32);
+            float got = ((const float *)dtr_tensor_data(grad[i]))[7];
+            TH_CHECK(got == (float)mean, "gradient %zu is %g, not %g", i, got, mean);
+            dtr_tensor_release(grad[i]);
+        }
+        TH_AGREE();
+        TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+        synth_free(&s);
+        th_good_allreduce(th_group());
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "rows", 110);
     th_add(tc, N6_Y8_ER15_sync_flags_differ, 2, 0);
@@ -292,6 +468,9 @@ static void make(Suite *s) {
     th_add(tc, F6_F9_order_of_a_forward_pass, 2, 0);
     th_add(tc, H6_H4_foreign_strides, 0, 0);
     th_add(tc, LG5_description, 0, 0);
+    th_add(tc, K12_K14_Y4_I14_spans, 2, 0);
+    th_add(tc, H3_M6_bytes_copied, 2, 0);
+    th_add(tc, ER17_FT7_no_memory, 2, 0);
 }
 
 int main(int argc, char **argv) {

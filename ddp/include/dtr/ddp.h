@@ -343,6 +343,9 @@ typedef struct dtr_ddp_stats {
     bool can_set_static_graph; /* this rank's used set has been the same in every step so far */
     bool has_error;
     const char *hook, *error, *description; /* never NULL */
+    /* Of the last step: bytes of bucket memory that were copied from gradients and back to them; 0
+     * where gradients lie in the buckets, dtr_ddp_step.bytes where they do not. */
+    size_t copied_in_bytes, copied_out_bytes;
 } dtr_ddp_stats;
 
 /** Copy the statistics. Works in every state, also after a failure.

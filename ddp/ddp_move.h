@@ -1,0 +1,36 @@
+/* Touching the memory of gradients and buckets: one table per kind of device. Nothing else in this
+ * layer reads or writes that memory, hooks, sparse rows and sharded optimizers of the host apart.
+ */
+#ifndef DTR_DDP_MOVE_H
+#define DTR_DDP_MOVE_H
+
+#include "coll_internal.h"
+#include "tensor_internal.h"
+
+/* One stretch without gaps. */
+typedef struct dtr__ddp_piece {
+    void *to;
+    const void *from;
+    size_t count;
+    dtr_dtype to_type, from_type;
+} dtr__ddp_piece;
+
+/* `stream`: NULL on the host, where all is done on return. A device queues its work there, one
+ * launch per call however many pieces there are. */
+typedef struct dtr__ddp_mover {
+    /* Zeroed memory of a bucket; *plain: not of the kind that collectives use without a copy, and
+     * the last error says why. */
+    dtr_status (*make)(dtr_world *world, dtr_dtype dtype, int64_t count, dtr_tensor **memory,
+                       bool *plain);
+    /* to = from * scale, cast where the types differ. Pieces do not overlap. */
+    dtr_status (*move)(const dtr__ddp_piece *pieces, size_t n, double scale, void *stream);
+    /* The same of one whole tensor whose strides differ. */
+    dtr_status (*walk)(dtr_tensor *to, const dtr_tensor *from, void *stream);
+    dtr_status (*zero)(void *at, size_t nbytes, void *stream);
+    /* Index of the first NaN, count when there is none; and a hash: both wait for the device. */
+    size_t (*find_nan)(const void *at, size_t count, dtr_dtype dtype, void *stream);
+    uint64_t (*hash)(const void *at, size_t nbytes, void *stream);
+} dtr__ddp_mover;
+extern const dtr__ddp_mover dtr__ddp_host_mover;
+
+#endif /* DTR_DDP_MOVE_H */
