@@ -1,0 +1,537 @@
+/* soak: random operations over random groups with random delays, every result checked.
+ *
+ *   soak --seed N [--seconds S] [--operations N], whichever ends first
+ *
+ * All ranks draw the same plan from one generator, so each knows what every other one gives and
+ * what must come out; a second generator, different on every rank, draws delays. Values are small
+ * whole numbers, whose sums are exact in every type and order. */
+#include <getopt.h>
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <dtr/coll.h>
+#include <dtr/group.h>
+#include <dtr/work.h>
+#include <dtr/world.h>
+
+enum { GROUPS_MOST = 6, OPEN_MOST = 12, RANKS_MOST = 1024, GUARD = 64, TITLE = 160 };
+
+typedef enum kind {
+    BROADCAST,
+    REDUCE,
+    ALLREDUCE,
+    ALLGATHER,
+    GATHER,
+    SCATTER,
+    REDUCE_SCATTER,
+    ALLTOALL,
+    BARRIER,
+    RING,
+    KINDS
+} kind;
+
+static const char *const kind_name[KINDS] = { "broadcast",      "reduce",   "allreduce",
+                                              "allgather",      "gather",   "scatter",
+                                              "reduce_scatter", "alltoall", "barrier",
+                                              "send and recv" };
+
+typedef struct member_group {
+    dtr_group *group; /* NULL: this rank is no member */
+    bool live;
+    int size, ranks[RANKS_MOST];
+} member_group;
+
+/* One operation that every member has been given alike. */
+typedef struct operation {
+    uint64_t number;
+    kind kind;
+    dtr_dtype dtype;
+    dtr_op op;
+    size_t count; /* per block */
+    int root, size, me;
+    unsigned salt;
+    dtr_buffer in, out; /* out.data is followed by GUARD bytes; in place: the same memory */
+    dtr_work *work[2];
+    bool in_place;
+    char title[TITLE];
+} operation;
+
+static dtr_world *world;
+static int rank, size;
+static uint64_t seed = 1, plan, mine, n_done, n_groups, n_bytes;
+static member_group groups[GROUPS_MOST];
+static operation open_list[OPEN_MOST]; /* oldest first */
+static int n_open;
+
+/* ---- small things ---- */
+
+static uint64_t draw(uint64_t *state) {
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+static unsigned below(uint64_t *state, unsigned n) {
+    return (unsigned)(draw(state) % n);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+__attribute__((format(printf, 1, 2), noreturn)) static void fail(const char *fmt, ...) {
+    char text[1200];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "soak: rank %d: seed %llu, operation %llu: %s\n", rank,
+            (unsigned long long)seed, (unsigned long long)n_done, text);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    exit(1);
+}
+
+static void must(dtr_status s, const char *what) {
+    if (s != DTR_OK) {
+        fail("%s gave %s: %s", what, dtr_status_name(s), dtr_last_error_message());
+    }
+}
+
+/* Now and then, and long enough for the others to get ahead or into their deeper waits. */
+static void dawdle(void) {
+    unsigned how = below(&mine, 64), us = 0;
+    if (how < 8) {
+        us = 1 + below(&mine, 200);
+    } else if (how == 8) {
+        us = 1000 + below(&mine, 4000);
+    }
+    if (us > 0) {
+        struct timespec t = { 0, 1000L * us };
+        nanosleep(&t, NULL);
+    }
+}
+
+/* ---- values ---- */
+
+static bool is_unsigned(dtr_dtype d) {
+    return d == DTR_U8;
+}
+
+/* Element k of what member r gives. */
+static int value(const operation *o, int r, size_t k) {
+    int v = (int)((7 * (k % 17) + 13 * (size_t)r + o->salt) % 17);
+    return is_unsigned(o->dtype) ? v : v - 8;
+}
+
+static void put(const operation *o, void *data, size_t k, int v) {
+    float f = (float)v;
+    uint32_t bits;
+    switch (o->dtype) {
+    case DTR_U8:
+        ((uint8_t *)data)[k] = (uint8_t)v;
+        break;
+    case DTR_I32:
+        ((int32_t *)data)[k] = v;
+        break;
+    case DTR_I64:
+        ((int64_t *)data)[k] = v;
+        break;
+    case DTR_BF16: /* whole numbers up to 256 lose nothing */
+        memcpy(&bits, &f, sizeof bits);
+        ((uint16_t *)data)[k] = (uint16_t)(bits >> 16);
+        break;
+    case DTR_F32:
+        ((float *)data)[k] = f;
+        break;
+    default:
+        ((double *)data)[k] = v;
+        break;
+    }
+}
+
+static double get(const operation *o, const void *data, size_t k) {
+    uint32_t bits;
+    float f;
+    switch (o->dtype) {
+    case DTR_U8:
+        return ((const uint8_t *)data)[k];
+    case DTR_I32:
+        return ((const int32_t *)data)[k];
+    case DTR_I64:
+        return (double)((const int64_t *)data)[k];
+    case DTR_BF16:
+        bits = (uint32_t)((const uint16_t *)data)[k] << 16;
+        memcpy(&f, &bits, sizeof f);
+        return f;
+    case DTR_F32:
+        return ((const float *)data)[k];
+    default:
+        return ((const double *)data)[k];
+    }
+}
+
+/* Element k reduced over all members. */
+static int reduced(const operation *o, size_t k) {
+    int all = value(o, 0, k);
+    for (int r = 1; r < o->size; r++) {
+        int v = value(o, r, k);
+        if (o->op == DTR_SUM) {
+            all += v;
+        } else if (o->op == DTR_MAX) {
+            all = v > all ? v : all;
+        } else {
+            all = v < all ? v : all;
+        }
+    }
+    return all;
+}
+
+/* What element k of this rank's output must be. */
+static int expected(const operation *o, size_t k) {
+    size_t block = o->count > 0 ? k / o->count : 0, at = o->count > 0 ? k % o->count : 0;
+    size_t own = (size_t)o->me * o->count;
+    switch (o->kind) {
+    case BROADCAST:
+        return value(o, o->root, k);
+    case ALLGATHER:
+    case GATHER:
+        return value(o, (int)block, at);
+    case SCATTER:
+        return value(o, o->root, own + k);
+    case REDUCE_SCATTER:
+        return reduced(o, own + k);
+    case ALLTOALL:
+        return value(o, (int)block, own + at);
+    case RING:
+        return value(o, (o->me + o->size - 1) % o->size, k);
+    default:
+        return reduced(o, k);
+    }
+}
+
+/* ---- one operation ---- */
+
+/* How many elements this rank gives and gets. */
+static void sizes(const operation *o, size_t *in, size_t *out) {
+    size_t one = o->count, all = o->count * (size_t)o->size;
+    bool root = o->me == o->root;
+    bool wide_in = o->kind == REDUCE_SCATTER || o->kind == ALLTOALL || o->kind == SCATTER;
+    bool wide_out = o->kind == ALLGATHER || o->kind == ALLTOALL || o->kind == GATHER;
+    *in = wide_in ? all : one;
+    *out = wide_out ? all : one;
+    if (o->kind == SCATTER && !root) {
+        *in = 0;
+    }
+    if ((o->kind == GATHER || o->kind == REDUCE) && !root) {
+        *out = 0;
+    }
+    if (o->kind == BARRIER) {
+        *in = *out = 0;
+    }
+}
+
+/* A few elements as a rule, sometimes many: every algorithm gets its share. */
+static size_t draw_count(void) {
+    static const unsigned upto[] = { 4, 16, 64, 1024, 8192, 65536 };
+    static const unsigned share[] = { 30, 55, 75, 90, 98, 100 };
+    unsigned how = below(&plan, 100), i = 0;
+    while (how >= share[i]) {
+        i++;
+    }
+    return below(&plan, upto[i] + 1);
+}
+
+static operation draw_operation(const member_group *g) {
+    static const dtr_dtype types[] = { DTR_F32, DTR_F64, DTR_I32, DTR_I64, DTR_BF16, DTR_U8 };
+    static const dtr_op ops[] = { DTR_SUM, DTR_MAX, DTR_MIN };
+    operation o = { .number = n_done };
+    o.size = g->size;
+    o.me = g->group != NULL ? dtr_group_rank(g->group) : -1;
+    o.kind = (kind)below(&plan, KINDS);
+    o.dtype = types[below(&plan, g->size <= 15 ? 6 : 4)]; /* sums of more ranks are not exact */
+    o.op = ops[below(&plan, 3)];
+    o.count = draw_count();
+    o.root = (int)below(&plan, (unsigned)g->size);
+    o.salt = below(&plan, 17);
+    o.in_place = below(&plan, 3) == 0 && (o.kind == ALLREDUCE || o.kind == REDUCE);
+    snprintf(o.title, sizeof o.title, "%s of %zu %s, root %d, %d members%s", kind_name[o.kind],
+             o.count, dtr_dtype_name(o.dtype), o.root, o.size, o.in_place ? ", in place" : "");
+    return o;
+}
+
+static void *take(size_t nbytes, bool shared) {
+    void *p = NULL;
+    dtr_device cpu = { DTR_CPU, 0 };
+    must(dtr_alloc(world, cpu, shared ? DTR_MEM_SHARED : DTR_MEM_DEFAULT, nbytes + GUARD, &p),
+         "dtr_alloc");
+    memset(p, 0xa5, nbytes + GUARD);
+    return p;
+}
+
+static void make_buffers(operation *o, bool shared) {
+    size_t in = 0, out = 0, each = dtr_dtype_size(o->dtype);
+    sizes(o, &in, &out);
+    o->out = dtr_cpu(take((out > in ? out : in) * each, shared), out, o->dtype);
+    o->in = dtr_cpu(o->in_place ? o->out.data : take(in * each, shared), in, o->dtype);
+    if (o->kind == BROADCAST) {
+        o->in_place = true;
+        must(dtr_free(world, o->in.data), "dtr_free");
+        o->in = o->out;
+    }
+    bool gives = o->kind != BROADCAST || o->me == o->root;
+    for (size_t k = 0; gives && k < o->in.count; k++) {
+        put(o, o->in.data, k, value(o, o->me, k));
+    }
+    n_bytes += (o->in.count + o->out.count) * each;
+}
+
+static void start(operation *o, dtr_group *g, bool blocking) {
+    dtr_coll_options with = DTR_COLL_OPTIONS_INIT;
+    dtr_work **w = blocking ? NULL : &o->work[0];
+    dtr_status s = DTR_OK;
+    with.label = "soak";
+    switch (o->kind) {
+    case BROADCAST:
+        s = dtr_broadcast(g, o->out, o->root, &with, w);
+        break;
+    case REDUCE:
+        s = dtr_reduce(g, o->in, o->out, o->op, o->root, &with, w);
+        break;
+    case ALLGATHER:
+        s = dtr_allgather(g, o->in, o->out, &with, w);
+        break;
+    case GATHER:
+        s = dtr_gather(g, o->in, o->out, o->root, &with, w);
+        break;
+    case SCATTER:
+        s = dtr_scatter(g, o->in, o->out, o->root, &with, w);
+        break;
+    case REDUCE_SCATTER:
+        s = dtr_reduce_scatter(g, o->in, o->out, o->op, &with, w);
+        break;
+    case ALLTOALL:
+        s = dtr_alltoall(g, o->in, o->out, &with, w);
+        break;
+    case BARRIER:
+        s = dtr_barrier(g, &with, w);
+        break;
+    case RING:
+        s = dtr_send(g, o->in, (o->me + 1) % o->size, (int)o->salt, &with, &o->work[0]);
+        must(s, "dtr_send");
+        s = dtr_recv(g, o->out, (o->me + o->size - 1) % o->size, (int)o->salt, &with, &o->work[1]);
+        break;
+    default:
+        s = dtr_allreduce(g, o->in, o->out, o->op, &with, w);
+        break;
+    }
+    must(s, o->title);
+}
+
+static void check(operation *o) {
+    size_t each = dtr_dtype_size(o->dtype);
+    bool gets = o->out.count > 0;
+    for (size_t k = 0; gets && k < o->out.count; k++) {
+        double got = get(o, o->out.data, k);
+        int want = expected(o, k);
+        if (got != want) {
+            fail("%s (number %llu): element %zu is %g, not %d", o->title,
+                 (unsigned long long)o->number, k, got, want);
+        }
+    }
+    size_t used = o->in_place && o->in.count > o->out.count ? o->in.count : o->out.count;
+    const unsigned char *behind = (const unsigned char *)o->out.data + used * each;
+    for (int i = 0; i < GUARD; i++) {
+        if (behind[i] != 0xa5) {
+            fail("%s (number %llu): byte %d behind the output was written", o->title,
+                 (unsigned long long)o->number, i);
+        }
+    }
+}
+
+/* The oldest operation under way, if any. */
+static void end_oldest(void) {
+    if (n_open == 0) {
+        return;
+    }
+    operation o = open_list[0];
+    memmove(&open_list[0], &open_list[1], sizeof open_list[0] * (size_t)--n_open);
+    for (int i = 0; i < 2; i++) {
+        must(dtr_work_wait(o.work[i], -1), o.title);
+        must(dtr_work_release(o.work[i]), "dtr_work_release");
+    }
+    check(&o);
+    if (!o.in_place) {
+        must(dtr_free(world, o.in.data), "dtr_free");
+    }
+    must(dtr_free(world, o.out.data), "dtr_free");
+}
+
+/* All ranks draw it; the members do it. */
+static void one_operation(void) {
+    const member_group *g = &groups[0];
+    do {
+        g = &groups[below(&plan, GROUPS_MOST)];
+    } while (!g->live);
+    operation o = draw_operation(g);
+    bool blocking = below(&plan, 3) == 0 && o.kind != RING, shared = below(&plan, 2) == 0;
+    n_done++;
+    if (g->group == NULL) {
+        return;
+    }
+    dawdle();
+    make_buffers(&o, shared);
+    while (n_open == OPEN_MOST) {
+        end_oldest();
+    }
+    start(&o, g->group, blocking);
+    open_list[n_open++] = o;
+    for (unsigned i = blocking ? OPEN_MOST : below(&mine, 3); i > 0; i--) {
+        end_oldest();
+    }
+}
+
+/* ---- groups ---- */
+
+static void end_all(void) {
+    while (n_open > 0) {
+        end_oldest();
+    }
+}
+
+static void make_group(member_group *g) {
+    static const char *const backends[] = { "cpu:auto", "cpu:auto", "cpu:mpi" };
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    g->size = 0;
+    for (int r = 0; r < size && g->size < RANKS_MOST; r++) {
+        if (below(&plan, 3) != 0) {
+            g->ranks[g->size++] = r;
+        }
+    }
+    if (g->size == 0) {
+        g->ranks[g->size++] = (int)below(&plan, (unsigned)size);
+    }
+    if (below(&plan, 2) == 0) { /* the order of the list is the order of ranks */
+        for (int i = 0; i < g->size / 2; i++) {
+            int other = g->ranks[i];
+            g->ranks[i] = g->ranks[g->size - 1 - i];
+            g->ranks[g->size - 1 - i] = other;
+        }
+    }
+    o.backend = backends[below(&plan, 3)];
+    o.deterministic = below(&plan, 4) == 0;
+    dawdle();
+    must(dtr_group_create(world, g->ranks, g->size, &o, &g->group), "dtr_group_create");
+    g->live = true;
+    n_groups++;
+}
+
+/* The first one is the world's and stays. */
+static void change_groups(void) {
+    member_group *g = &groups[1 + below(&plan, GROUPS_MOST - 1)];
+    if (g->live) {
+        end_all();
+        if (g->group != NULL) {
+            must(dtr_group_destroy(g->group), "dtr_group_destroy");
+        }
+        g->live = false;
+        g->group = NULL;
+    } else {
+        make_group(g);
+    }
+}
+
+/* ---- the run ---- */
+
+static double seconds = 1800, began;
+static uint64_t operations;
+
+static void say(const char *how) {
+    if (rank == 0) {
+        printf("soak: %.0f s: %llu operations, %llu groups, %.1f MiB on rank 0, %s\n",
+               now() - began, (unsigned long long)n_done, (unsigned long long)n_groups,
+               (double)n_bytes / (1024 * 1024), how);
+        fflush(stdout);
+    }
+}
+
+/* Rank 0's clock decides for all, by an operation like any other. */
+static bool is_over(void) {
+    int32_t over = (operations > 0 && n_done >= operations) || now() - began >= seconds;
+    must(dtr_broadcast(groups[0].group, dtr_cpu(&over, 1, DTR_I32), 0, NULL, NULL), "the end");
+    return over != 0;
+}
+
+static void run(void) {
+    const int each = 64;
+    double next = 10;
+    began = now();
+    while (!is_over()) {
+        for (int i = 0; i < each; i++) {
+            one_operation();
+            if (below(&plan, 40) == 0) {
+                change_groups();
+            }
+        }
+        if (now() - began >= next) {
+            say("all right so far");
+            next += seconds > 120 ? 60 : 10;
+        }
+    }
+    end_all();
+    must(dtr_barrier(groups[0].group, NULL, NULL), "the last barrier");
+    say("all results right");
+}
+
+static int usage(const char *why) {
+    fprintf(stderr, "soak: %s\nsoak --seed N [--seconds S] [--operations N]\n", why);
+    return 2;
+}
+
+int main(int argc, char **argv) {
+    static const struct option long_options[] = { { "seed", required_argument, NULL, 's' },
+                                                  { "seconds", required_argument, NULL, 't' },
+                                                  { "operations", required_argument, NULL, 'n' },
+                                                  { NULL, 0, NULL, 0 } };
+    for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
+        char *end = NULL;
+        if (c == 's') {
+            seed = strtoull(optarg, &end, 0);
+        } else if (c == 't') {
+            seconds = strtod(optarg, &end);
+        } else if (c == 'n') {
+            operations = strtoull(optarg, &end, 0);
+        }
+        if (end == NULL || *end != '\0' || end == optarg) {
+            return usage("a value is no number, or an option is unknown");
+        }
+    }
+    if (dtr_world_create(NULL, &world) != DTR_OK) {
+        fprintf(stderr, "soak: %s\n", dtr_last_error_message());
+        return 1;
+    }
+    rank = dtr_world_rank(world);
+    size = dtr_world_size(world);
+    plan = seed;
+    mine = seed ^ (UINT64_C(0x5851f42d4c957f2d) * (uint64_t)(rank + 1));
+    groups[0] = (member_group){ .group = dtr_world_group(world), .live = true, .size = size };
+    if (rank == 0) {
+        printf("soak: %d ranks on %d nodes, seed %llu\n", size, dtr_world_node_count(world),
+               (unsigned long long)seed);
+        fflush(stdout);
+    }
+    run();
+    for (int i = 1; i < GROUPS_MOST; i++) {
+        if (groups[i].group != NULL) {
+            must(dtr_group_destroy(groups[i].group), "dtr_group_destroy");
+        }
+    }
+    must(dtr_world_destroy(world), "dtr_world_destroy");
+    return 0;
+}
