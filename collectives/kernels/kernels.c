@@ -271,6 +271,15 @@ void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int 
     dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
 }
 
+void dtr__copy(void *dst, const void *src, size_t nbytes) {
+    const dtr__kernel_set *set = dtr__kernels_current();
+    if (set->copy != NULL) {
+        set->copy(dst, src, nbytes);
+    } else {
+        memcpy(dst, src, nbytes);
+    }
+}
+
 void dtr__copy_past(void *dst, const void *src, size_t nbytes) {
     const dtr__kernel_set *set = dtr__kernels_current();
     if (set->stream != NULL) {

@@ -37,6 +37,8 @@ void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, 
 void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                        dtr_dtype dtype, dtr_op op, int divisor, const double *factors, bool stream);
 
+/* memcpy of large pieces: as fast wherever in their pages the two begin. */
+void dtr__copy(void *dst, const void *src, size_t nbytes);
 /* memcpy whose result is not wanted in the caches. */
 void dtr__copy_past(void *dst, const void *src, size_t nbytes);
 

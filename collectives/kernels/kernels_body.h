@@ -35,6 +35,24 @@ static ALWAYS_INLINE void leave_vectors(void) {
 #endif
 
 #ifdef HAVE_STREAM
+/* What memcpy does where it does not take the string instructions, which are ten times slower where
+ * `dst` begins a few bytes after `src` within a page. */
+static void vector_copy(void *dst, const void *src, size_t nbytes) {
+    char *d = dst;
+    const char *s = src;
+    size_t at = 0;
+    for (; at + 2 * VECTOR_BYTES <= nbytes; at += 2 * VECTOR_BYTES) {
+        u8_v first, second;
+        memcpy(&first, s + at, VECTOR_BYTES);
+        memcpy(&second, s + at + VECTOR_BYTES, VECTOR_BYTES);
+        memcpy(d + at, &first, VECTOR_BYTES);
+        memcpy(d + at + VECTOR_BYTES, &second, VECTOR_BYTES);
+        __asm__ volatile("" ::: "memory"); /* or the compiler makes a call of memcpy of it */
+    }
+    memcpy(d + at, s + at, nbytes - at);
+    leave_vectors();
+}
+
 /* Copy past the caches. Such stores are ordered by a fence only, not by a later release. */
 static void stream_copy(void *dst, const void *src, size_t nbytes) {
     char *d = dst;
@@ -51,6 +69,7 @@ static void stream_copy(void *dst, const void *src, size_t nbytes) {
 }
 #else
 #define stream_copy NULL
+#define vector_copy NULL
 #endif
 
 /* ---- reductions ---- */
@@ -422,6 +441,7 @@ const dtr__kernel_set KERNEL_SET = {
                   [DTR_F16] = f16_from_f32,
                   [DTR_BF16] = bf16_from_f32,
                   [DTR_F32] = f32_from_f32 },
+    .copy = vector_copy,
     .stream = stream_copy,
     .has_nan = { [DTR_F8E4M3] = has_nan_f8e4m3,
                  [DTR_F8E5M2] = has_nan_f8e5m2,

@@ -32,6 +32,7 @@ typedef struct dtr__kernel_set {
     /* f8 to f32; to float32, and times alpha from it. */
     void (*to_f32[DTR__N_REAL])(void *f32, const void *src, size_t n);
     void (*from_f32[DTR__N_REAL])(void *dst, const void *f32, size_t n, double alpha);
+    void (*copy)(void *dst, const void *src, size_t nbytes);
     void (*stream)(void *dst, const void *src, size_t nbytes); /* copies past the caches */
     bool (*has_nan[DTR__N_REAL])(const void *src, size_t n);
 } dtr__kernel_set;

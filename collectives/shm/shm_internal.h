@@ -105,6 +105,14 @@ typedef struct dtr__shm_op {
     void *copy;              /* private copy of the input where in and out overlap */
 } dtr__shm_op;
 
+/* How staging buffers are written: timed in turn, see shm_stage.c. */
+typedef struct dtr__shm_trial {
+    int step;
+    bool past;              /* past the caches, as the last trial found */
+    int64_t next;           /* when to try again */
+    double cached, by_past; /* best nanoseconds per byte of this trial */
+} dtr__shm_trial;
+
 typedef struct dtr__shm_state {
     dtr__shm_control *control;
     dtr__shm_rank **rank; /* [size] everybody's */
@@ -115,6 +123,7 @@ typedef struct dtr__shm_state {
     uint64_t stage_at;
     uint64_t stage_used[2]; /* post that used the buffer last */
     int stage_next;
+    dtr__shm_trial trial;
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
     uint64_t *table;   /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena */
     uint64_t **tables; /* [size] everybody's */
@@ -171,6 +180,13 @@ void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+
+/* shm_stage.c: make the staging buffers; copy the next chunk of every piece of the input into one,
+ * false while it is being read; which way comes next in a trial, and what it took. */
+dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s);
+bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post);
+bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now);
+void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes);
 
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);

@@ -31,60 +31,6 @@ void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call
     row[g->size] = offset + nbytes;
 }
 
-static dtr_status need_stage(dtr_group *g, dtr__shm_state *s) {
-    int owner = 0;
-    uint64_t offset = 0;
-    if (s->stage != NULL) {
-        return DTR_OK;
-    }
-    s->stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
-    if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
-        return DTR_FAIL(
-            NULL, DTR_ERR_NOMEM,
-            "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
-            g->name, 2 * s->chunk / 1024);
-    }
-    s->stage_at = dtr__shm_pack(owner, offset);
-    return DTR_OK;
-}
-
-/* The staging buffer of the next chunk, when all readers of what was in it last are through. */
-static bool stage_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
-                       int buffer) {
-    uint64_t used = s->stage_used[buffer];
-    if (used == 0 || used >> 20 < s->op.n - 1) {
-        return true;
-    }
-    for (int r = 0; r < g->size; r++) {
-        bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
-        if (r != g->rank && reads &&
-            atomic_load_explicit(&s->rank[r]->finished, memory_order_acquire) < used) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Copy chunk `posted` of every piece of the input into a staging buffer. */
-static bool stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post) {
-    dtr__shm_op *op = &s->op;
-    int buffer = (post->first + (int)(op->posted & 1)) & 1;
-    if (!stage_free(g, s, c, buffer)) {
-        return false;
-    }
-    for (size_t b = 0; b < op->n_blocks; b++) {
-        size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
-        if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
-            memcpy(s->stage + (size_t)buffer * s->chunk + b * op->step, op->in + offset + from,
-                   nbytes - from < op->step ? nbytes - from : op->step);
-        }
-    }
-    s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
-    s->stage_next = buffer ^ 1;
-    op->posted++;
-    return true;
-}
-
 static void show(dtr__shm_post *post, uint64_t mark) {
     atomic_store_explicit(&post->posted, mark, memory_order_release);
 }
@@ -142,7 +88,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         post->mode = DTR__SHM_ATTACH;
         post->at = (uint64_t)(uintptr_t)op->in;
     } else {
-        DTR_TRY(need_stage(g, s));
+        DTR_TRY(dtr__shm_stage_need(g, s));
         post->mode = DTR__SHM_STAGED;
         post->at = s->stage_at;
         post->first = (uint8_t)s->stage_next;
@@ -208,7 +154,7 @@ static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
 /* First post; a staged one carries chunk 0, so it waits until its buffer is free. */
 static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
-    if (post->mode == DTR__SHM_STAGED && !post->shift && !stage_chunk(g, s, c, post)) {
+    if (post->mode == DTR__SHM_STAGED && !post->shift && !dtr__shm_stage_chunk(g, s, c, post)) {
         return false;
     }
     show(post, dtr__shm_mark(s->op.n, 0));
@@ -358,10 +304,6 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     return true;
 }
 
-static void copy_near(void *to, const void *from, size_t nbytes) {
-    memcpy(to, from, nbytes);
-}
-
 static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
     dtr__shm_op *op = &s->op;
     const bool stream = dtr__shm_streams(g, c->out_count * op->size);
@@ -382,7 +324,7 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
                 return false;
             }
         } else if (from != to) {
-            (stream ? dtr__copy_past : copy_near)(to, from, n);
+            (stream ? dtr__copy_past : dtr__copy)(to, from, n);
         }
         *moved += n;
     }
@@ -395,7 +337,7 @@ static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) 
     if ((c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV) && g->rank == c->root) {
         size_t offset = 0, n = dtr__shm_piece(g, c, (size_t)g->rank, &offset);
         if (n > 0) {
-            memcpy(c->out, s->op.in + offset, n);
+            dtr__copy(c->out, s->op.in + offset, n);
         }
     }
 }
@@ -423,7 +365,7 @@ static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
 
 static bool post_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
-    if (s->op.posted >= s->op.chunks_out || !stage_chunk(g, s, c, post)) {
+    if (s->op.posted >= s->op.chunks_out || !dtr__shm_stage_chunk(g, s, c, post)) {
         return false;
     }
     show(post, dtr__shm_mark(s->op.n, s->op.posted - 1 + post->shift));

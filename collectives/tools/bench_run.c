@@ -30,8 +30,9 @@ static volatile uint64_t sink; /* keeps the compiler from dropping the reads */
 /* Reading the result is part of the cost where it stays in another cache. */
 static void read_all(const bench_case *c, const contender *who) {
     const unsigned char *p = c->in_place || c->kind == BENCH_BROADCAST ? who->in : who->out;
+    const size_t nbytes = c->out_count * dtr_dtype_size(who->dtype); /* not asked for each word */
     uint64_t sum = 0, word = 0;
-    for (size_t i = 0; i + 8 <= c->out_count * dtr_dtype_size(who->dtype); i += 8) {
+    for (size_t i = 0; i + 8 <= nbytes; i += 8) {
         memcpy(&word, p + i, 8);
         sum += word;
     }

@@ -187,6 +187,63 @@ START_TEST(little_staging) {
 }
 END_TEST
 
+/* Whole numbers that tell giver, taker and place apart. */
+static float told(int from, int to, size_t i) {
+    return (float)(1000 * from + 100 * to) + (float)(i % 97);
+}
+
+/* Blocks of an odd length at addresses of any alignment, to all and from one. */
+static void move_some(dtr_world *w) {
+    enum { N = 50003 };
+    const size_t size = (size_t)th_size();
+    const int root = th_size() - 1;
+    char *memory = malloc((2 * size * N + 1) * sizeof(float));
+    float *in = (float *)(void *)(memory + 4), *out = in + size * N;
+    dtr_group *g = dtr_world_group(w);
+    for (size_t i = 0; i < size * N; i++) {
+        in[i] = told(th_rank(), (int)(i / N), i % N);
+        out[i] = -1;
+    }
+    TH_IS(dtr_alltoall(g, dtr_cpu(in, size * N, DTR_F32), dtr_cpu(out, size * N, DTR_F32), NULL,
+                       NULL),
+          DTR_OK);
+    size_t wrong = 0;
+    for (size_t i = 0; i < size * N; i++) {
+        wrong += out[i] != told((int)(i / N), th_rank(), i % N);
+    }
+    TH_CHECK(wrong == 0, "alltoall: %zu wrong", wrong);
+    TH_IS(dtr_allgather(g, dtr_cpu(in, N, DTR_F32), dtr_cpu(out, size * N, DTR_F32), NULL, NULL),
+          DTR_OK);
+    for (size_t i = 0; i < size * N; i++) {
+        wrong += out[i] != told((int)(i / N), 0, i % N);
+    }
+    TH_CHECK(wrong == 0, "allgather: %zu wrong", wrong);
+    TH_IS(dtr_broadcast(g, dtr_cpu(in, N, DTR_F32), root, NULL, NULL), DTR_OK);
+    for (size_t i = 0; i < N; i++) {
+        wrong += in[i] != told(root, 0, i);
+    }
+    TH_CHECK(wrong == 0, "broadcast: %zu wrong", wrong);
+    free(memory);
+}
+
+/* Staging buffers written through the caches, past them, and by trial. */
+START_TEST(staged_every_way) {
+    static const char *const ways[] = { "stage_past=never", "stage_past=1", "stage_past=0" };
+    wanted = "";
+    for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
+        dtr_world *w = NULL;
+        setenv("DTR_TUNE", ways[way], 1);
+        TH_OK(world_with("DTR_CMA", "off", &w));
+        unsetenv("DTR_TUNE");
+        for (int i = 0; i < 3; i++) {
+            move_some(w);
+        }
+        reduce_some(w);
+        TH_OK(dtr_world_destroy(w));
+    }
+}
+END_TEST
+
 /* Too little for a rank's own block: the group does without, or is refused by name. */
 START_TEST(little_control) {
     dtr_world *w = NULL;
@@ -218,6 +275,7 @@ static void make(Suite *s) {
     th_add(tc, bad_file, 0, 0);
     th_add(tc, memory_is_bounded, 0, 0);
     th_add(tc, little_staging, 0, 0);
+    th_add(tc, staged_every_way, 0, 0);
     th_add(tc, little_control, 0, 0);
 }
 

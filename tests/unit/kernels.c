@@ -390,6 +390,34 @@ START_TEST(large_job) {
 }
 END_TEST
 
+/* Both copies, from anywhere to anywhere, write all of it and nothing beside it. */
+START_TEST(copies) {
+    enum { MOST = 700, ROOM = MOST + 4 * MARGIN };
+    unsigned char from[ROOM], to[ROOM];
+    const dtr__kernel_set *sets[4];
+    const int n_sets = ref_sets(sets);
+    for (size_t i = 0; i < ROOM; i++) {
+        from[i] = (unsigned char)(i * 7 + 1);
+    }
+    for (int run = 0; run < 2 * n_sets; run++) {
+        const dtr__kernel_set *set = sets[run / 2];
+        void (*copy)(void *, const void *, size_t) = run % 2 == 0 ? set->copy : set->stream;
+        for (size_t n = 0; copy != NULL && n <= MOST; n += n < 70 ? 1 : 63) {
+            const size_t a = n * 5 % MARGIN, b = MARGIN + n * 11 % MARGIN;
+            memset(to, 0x5a, sizeof to);
+            copy(to + b, from + a, n);
+            ck_assert_msg(memcmp(to + b, from + a, n) == 0, "%s: %zu bytes", set->name, n);
+            for (size_t i = 0; i < ROOM; i++) {
+                ck_assert_msg((i >= b && i < b + n) || to[i] == 0x5a, "%s: beside %zu bytes",
+                              set->name, n);
+            }
+        }
+    }
+    dtr__copy(to, from, ROOM);
+    ck_assert_mem_eq(to, from, ROOM);
+}
+END_TEST
+
 START_TEST(the_set_in_use) {
     const char *wish = getenv("DTR_KERNELS");
     const bool there = wish != NULL && dtr__kernels_find(wish) != NULL;
@@ -413,6 +441,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, bool_results);
     tcase_add_test(tc, premul_without_factors);
     tcase_add_test(tc, large_job);
+    tcase_add_test(tc, copies);
     tcase_add_test(tc, the_set_in_use);
     suite_add_tcase(s, tc);
     add_convert_tests(s);

@@ -1,0 +1,115 @@
+/* Staging buffers: two chunks per rank in its arena, filled as the readers get through.
+ *
+ * A line that a reader still holds in its cache is expensive to write: little where the two cores
+ * share their last cache, several times the copy itself where they do not. Written past the caches
+ * it costs the same everywhere, but the readers get it from memory. Which is better depends on
+ * where the ranks run, and in a virtual machine that changes while they do, so both ways are timed
+ * every now and then. */
+#include "kernels/kernels.h"
+#include "shm/shm_internal.h"
+
+enum {
+    TRIAL_LEAST = 8 * 1024,        /* bytes of a chunk worth timing */
+    TRIAL_EVERY_NS = 20 * 1000000, /* from the end of one trial to the next */
+    /* A trial: two chunks by the cache, so that each buffer is as such chunks leave it, two that
+     * are timed, and two past the caches, timed too. */
+    TRIAL_CACHED = 2,
+    TRIAL_PAST = 4,
+    TRIAL_END = 6
+};
+
+dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
+    int owner = 0;
+    uint64_t offset = 0;
+    if (s->stage != NULL) {
+        return DTR_OK;
+    }
+    s->stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
+    if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
+        return DTR_FAIL(
+            NULL, DTR_ERR_NOMEM,
+            "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
+            g->name, 2 * s->chunk / 1024);
+    }
+    s->stage_at = dtr__shm_pack(owner, offset);
+    return DTR_OK;
+}
+
+/* The staging buffer of the next chunk, when all readers of what was in it last are through. */
+static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int buffer) {
+    uint64_t used = s->stage_used[buffer];
+    if (used == 0 || used >> 20 < s->op.n - 1) {
+        return true;
+    }
+    for (int r = 0; r < g->size; r++) {
+        bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
+        if (r != g->rank && reads &&
+            atomic_load_explicit(&s->rank[r]->finished, memory_order_acquire) < used) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Chunk `posted` of every piece of the input that others read; bytes. */
+static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                   unsigned char *to, bool past) {
+    const dtr__shm_op *op = &s->op;
+    size_t copied = 0;
+    for (size_t b = 0; b < op->n_blocks; b++) {
+        size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
+        if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
+            const size_t n = nbytes - from < op->step ? nbytes - from : op->step;
+            (past ? dtr__copy_past : dtr__copy)(to + b * op->step, op->in + offset + from, n);
+            copied += n;
+        }
+    }
+    return copied;
+}
+
+bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now) {
+    if (t->step == TRIAL_END && now >= t->next) {
+        t->step = 0;
+    }
+    return t->step == TRIAL_END ? t->past : t->step >= TRIAL_PAST;
+}
+
+void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes) {
+    if (t->step == TRIAL_END || nbytes < TRIAL_LEAST) {
+        return;
+    }
+    const double cost = (double)(until - from) / (double)nbytes;
+    double *best = t->step < TRIAL_PAST ? &t->cached : &t->by_past;
+    if (t->step >= TRIAL_CACHED) { /* of two, since a rank may lose its core meanwhile */
+        const bool first = t->step == TRIAL_CACHED || t->step == TRIAL_PAST;
+        *best = first || cost < *best ? cost : *best;
+    }
+    if (++t->step == TRIAL_END) {
+        t->past = t->cached > 2 * t->by_past; /* the readers pay for it */
+        t->next = until + TRIAL_EVERY_NS;
+    }
+}
+
+bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
+                          dtr__shm_post *post) {
+    dtr__shm_op *op = &s->op;
+    const int buffer = (post->first + (int)(op->posted & 1)) & 1;
+    const uint64_t tune = g->world->tune.value[DTR__TUNE_STAGE_PAST];
+    unsigned char *to = s->stage + (size_t)buffer * s->chunk;
+    if (!is_free(g, s, c, buffer)) {
+        return false;
+    }
+    if (tune != 0) {
+        (void)fill(g, s, c, to, c->in_count * op->size >= tune);
+    } else {
+        const int64_t from = dtr__now_ns();
+        const size_t copied = fill(g, s, c, to, dtr__shm_trial_past(&s->trial, from));
+        if (s->trial.step != TRIAL_END) {
+            dtr__shm_trial_took(&s->trial, from, dtr__now_ns(), copied);
+        }
+    }
+    s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
+    s->stage_next = buffer ^ 1;
+    op->posted++;
+    return true;
+}
