@@ -11,6 +11,7 @@ typedef struct doctor_rank {
     dtr__recording *rec; /* NULL: no file */
     bool here;           /* written on this host: its process can be looked at */
     bool alive;          /* here, and the process runs */
+    bool lost;           /* the error of a rank that went on says that this one has died */
     char state;          /* of the process, as in /proc; 'T' is stopped */
     int64_t last_sign;   /* ns since 1970: newest time in the recording */
 } doctor_rank;

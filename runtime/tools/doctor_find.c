@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "doctor.h"
 
@@ -32,7 +33,36 @@ static uint32_t phase_of(const dtr__recording *r) {
 }
 
 static bool is_dead(const doctor_rank *k) {
-    return k->rec != NULL && k->here && !k->alive && phase_of(k->rec) < DTR__PHASE_ENDING;
+    return k->rec != NULL && (k->lost || (k->here && !k->alive)) &&
+           phase_of(k->rec) < DTR__PHASE_ENDING;
+}
+
+/* The process of another host cannot be looked at, but those that went on have noted its death as
+ * what broke their groups: "rank 2 (host b, pid 17) died ...". */
+static void find_lost(doctor_job *job) {
+    for (int i = 0; i < job->size; i++) {
+        const dtr__recording *r = job->rank[i].rec;
+        int dead = -1, end = 0;
+        if (r != NULL && atomic_load(&r->head.failure.version) != 0 &&
+            r->head.failure.status == DTR_ERR_REMOTE &&
+            sscanf(r->head.failure.text, "rank %d (host %*[^)]) %n", &dead, &end) == 1 && end > 0 &&
+            dead >= 0 && dead < job->size && !job->rank[dead].alive) {
+            const char *then = r->head.failure.text + end;
+            job->rank[dead].lost |=
+                strncmp(then, "died", 4) == 0 || strncmp(then, "ended without", 13) == 0;
+        }
+    }
+}
+
+/* ", last sign of life at 03:12:45 UTC" */
+static const char *last_sign(const doctor_rank *k, char *text, size_t cap) {
+    time_t t = (time_t)(k->last_sign / 1000000000);
+    struct tm utc;
+    if (gmtime_r(&t, &utc) == NULL ||
+        strftime(text, cap, ", last sign of life at %H:%M:%S UTC", &utc) == 0) {
+        text[0] = '\0';
+    }
+    return text;
 }
 
 /* Does somebody wait in an operation that this rank has not entered? */
@@ -77,7 +107,7 @@ static int first_dead(const doctor_job *job, const doctor_group *groups, size_t 
 }
 
 static void find_dead(doctor_job *job, const doctor_group *groups, size_t n) {
-    char who[128], doing[640], others[256];
+    char who[128], doing[640], others[256], when[64];
     int first = first_dead(job, groups, n), count = 0;
     bool *rest = first >= 0 ? calloc((size_t)job->size, sizeof *rest) : NULL;
     if (rest == NULL) {
@@ -88,8 +118,9 @@ static void find_dead(doctor_job *job, const doctor_group *groups, size_t n) {
         count += rest[i];
     }
     doctor_problem_add(job, DOCTOR_DIED,
-                       "%s died or ended without dtr_world_destroy%s: when it ended, %s",
+                       "%s died or ended without dtr_world_destroy%s%s: when it ended, %s",
                        doctor_who(job, first, who, sizeof who), count > 0 ? ", as the first" : "",
+                       last_sign(&job->rank[first], when, sizeof when),
                        doctor_doing(job, first, doing, sizeof doing));
     if (count > 0) {
         doctor_problem_add(job, DOCTOR_ENDED,
@@ -383,6 +414,7 @@ static int by_order(const void *a, const void *b) {
 void doctor_find(doctor_job *job) {
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
+    find_lost(job);
     find_dead(job, groups, n);
     find_in_groups(job, groups, n);
     find_stopped(job);

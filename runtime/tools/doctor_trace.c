@@ -13,6 +13,7 @@ enum { THREADS = 64, ROWS = 16 };
 typedef struct rows {
     uint32_t thread[THREADS];
     int64_t free_from[THREADS][ROWS];
+    int64_t busy_until[THREADS]; /* end of the last operation of any row, 0: none yet */
     size_t n;
 } rows;
 
@@ -43,6 +44,36 @@ static void name_track(FILE *to, int rank, size_t track, const char *what, const
     fprintf(to, "}}");
 }
 
+static double us(int64_t ns) {
+    return (double)ns * 1e-3;
+}
+
+/* What lies between two operations of a thread is the program's own. */
+static void write_gap(FILE *to, int rank, rows *all, size_t thread, int64_t begin, int64_t zero) {
+    int64_t since = all->busy_until[thread];
+    if (since != 0 && begin > since) {
+        fprintf(to,
+                ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,"
+                "\"cat\":\"compute\",\"name\":\"compute\"}",
+                rank, thread * ROWS, us(since - zero), us(begin - since));
+    }
+}
+
+/* Buckets of a gradient averaging have tracks of their own, because they overlap. */
+static void write_bucket(FILE *to, int rank, const dtr__record *rec, int64_t begin, int64_t end) {
+    unsigned module, bucket;
+    if (sscanf(rec->label, "ddp%u.bucket%u", &module, &bucket) != 2) {
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        fprintf(to,
+                ",\n{\"ph\":\"%c\",\"cat\":\"bucket\",\"id\":\"%d.%" PRIu64
+                "\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"ddp%u.bucket%u\"}",
+                i == 0 ? 'b' : 'e', rank, rec->number, rank, us(i == 0 ? begin : end), module,
+                bucket);
+    }
+}
+
 static void write_record(FILE *to, const doctor_job *job, int rank, const dtr__record *rec,
                          rows *all, int64_t zero) {
     const dtr__recording *r = job->rank[rank].rec;
@@ -60,8 +91,13 @@ static void write_record(FILE *to, const doctor_job *job, int rank, const dtr__r
         snprintf(name, sizeof name, "thread %u, overlapping", rec->thread);
         name_track(to, rank, track, "thread_name", name);
     }
-    fprintf(to, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"name\":", rank,
-            track, (double)(begin - zero) * 1e-3, (double)(end - begin) * 1e-3);
+    write_gap(to, rank, all, thread, begin, zero);
+    all->busy_until[thread] = end > all->busy_until[thread] ? end : all->busy_until[thread];
+    write_bucket(to, rank, rec, begin - zero, end - zero);
+    fprintf(to,
+            ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,"
+            "\"cat\":\"operation\",\"name\":",
+            rank, track, us(begin - zero), us(end - begin));
     dtr__json_string(to, dtr__recording_title(r, rec, title, sizeof title));
     fprintf(to, ",\"args\":{\"site\":");
     dtr__json_string(to, rec->site);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <dtr/coll.h>
+#include <dtr/ddp.h>
 #include <dtr/group.h>
 #include <dtr/work.h>
 #include <dtr/world.h>
@@ -72,9 +73,55 @@ static void put_pid(void) {
     }
 }
 
+/* ---- one operation, called in every way ---- */
+
+static dtr_status wait_and_release(dtr_status s, dtr_work *w) {
+    s = s == DTR_OK ? dtr_work_wait(w, -1) : s;
+    (void)dtr_work_release(w);
+    return s;
+}
+
+static dtr_status call_in_turn(dtr_group *g, dtr_ddp *ddp, int turn) {
+    enum { LARGE = 300000 };
+    static float large[LARGE];
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32), l = dtr_cpu(large, LARGE, DTR_F32);
+    dtr_work *w = NULL;
+    dtr_status s;
+    switch (turn % 4) {
+    case 0:
+        s = dtr_allreduce(g, l, l, DTR_MAX, &o, &w);
+        return wait_and_release(s, w);
+    case 1:
+        s = dtr_coalesce_begin(g);
+        s = s == DTR_OK ? dtr_allreduce(g, b, b, DTR_MAX, &o, NULL) : s;
+        s = s == DTR_OK ? dtr_coalesce_end(g, &w) : s;
+        return wait_and_release(s, w);
+    case 2:
+        s = dtr_ddp_grad_ready(ddp, 0, NULL);
+        return s == DTR_OK ? dtr_ddp_backward_end(ddp, NULL) : s;
+    default:
+        return dtr_allreduce(g, l, l, DTR_MAX, &o, NULL);
+    }
+}
+
+static dtr_ddp *new_module(dtr_group *g) {
+    dtr_tensor *value = NULL;
+    dtr_ddp *ddp = NULL;
+    (void)dtr_tensor_empty(world, DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
+                           (const int64_t[]){ N }, &value);
+    dtr_param p = { .name = "w", .value = value };
+    (void)dtr_tensor_fill(value, 0, NULL);
+    note("module", dtr_ddp_create(g, &p, 1, NULL, &ddp));
+    dtr_tensor_release(value); /* the module has its own reference */
+    note("step", call_in_turn(g, ddp, 2));
+    return ddp;
+}
+
 /* ---- the faults; a case returns when its rank may end in order ---- */
 
 static void healthy(void) {
+    note("modules", dtr_ddp_destroy(new_module(group)));
     note("allreduce", allreduce("last", 0));
 }
 
@@ -174,6 +221,39 @@ static void killed(void) {
         raise(SIGKILL);
     }
     note("allreduce", allreduce("grad.3", 0));
+}
+
+/* FI5 for every way of calling: the highest rank of ever smaller groups is killed. What waits for
+ * it is a large asynchronous operation, a scope, a backward pass and a large blocking one in turn.
+ */
+static void cascade(void) {
+    enum { MOST = 16 };
+    dtr_group *g[MOST] = { NULL };
+    dtr_ddp *ddp[MOST] = { NULL };
+    char name[48];
+    for (int k = size; k >= 2; k--) {
+        note("split", dtr_group_split(group, rank < k ? 0 : DTR_COLOR_NONE, 0, NULL, &g[k]));
+        if ((size - k) % 4 == 2 && rank < k) {
+            ddp[k] = new_module(g[k]);
+        }
+    }
+    for (int k = size; k >= 2 && rank < k; k--) {
+        snprintf(name, sizeof name, "in%d.%d", k, rank);
+        put_file(name);
+        for (int r = 0; r < k && rank == k - 1; r++) {
+            snprintf(name, sizeof name, "in%d.%d", k, r);
+            await_file(name);
+        }
+        if (rank == k - 1) {
+            nap(0.1);
+            raise(SIGKILL);
+        }
+        snprintf(name, sizeof name, "kill%d", k);
+        note(name, call_in_turn(g[k], ddp[k], size - k));
+    }
+    for (int k = 2; k <= size; k++) {
+        note("modules", dtr_ddp_destroy(ddp[k]));
+    }
 }
 
 /* FI6: between operations; the others learn of it at their next call at the latest. */
@@ -459,6 +539,7 @@ static const struct {
               { "absent", absent },
               { "kind", kind },
               { "killed", killed },
+              { "cascade", cascade },
               { "abort_absent", abort_absent },
               { "abort_kind", abort_kind },
               { "abort_killed", abort_killed },

@@ -162,6 +162,14 @@ def robust():
     slices = [e for e in events if e["ph"] == "X"]
     check({e["pid"] for e in slices} == set(range(ranks)), "a rank has no slices in the trace")
     check(all(e["dur"] >= 0 and e["ts"] >= 0 for e in slices), "negative times in the trace")
+    compute = [e for e in slices if e["cat"] == "compute"]
+    check({e["pid"] for e in compute} == set(range(ranks)), "a rank has no compute in the trace")
+    for track in {(e["pid"], e["tid"]) for e in slices}:
+        of = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
+        check(all(a[1] <= b[0] + 0.002 for a, b in zip(of, of[1:])), "slices of track %s overlap" % str(track))
+    for r in range(ranks):
+        buckets = [(e["ph"], e["name"].split(".")[-1]) for e in events if e.get("cat") == "bucket" and e["pid"] == r]
+        check(buckets == [("b", "bucket0"), ("e", "bucket0")], "buckets of rank %d: %s" % (r, buckets))
     check(sum("'warm'" in e["name"] for e in slices) == 20 * ranks, "not all operations are in the trace")
     names = files()
     check(len(names) == ranks, "%d recordings of %d ranks" % (len(names), ranks))
@@ -310,9 +318,15 @@ def killed():
         expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 .*'warm'.*"
                r"called at fault\.c:\d+" % victim)
         expect(r, "destroy", "DTR_OK")
-    if bed:
-        return  # whether a process of another host runs cannot be seen from here
     diagnosis(r"rank %d \(host \S+, pid \d+\) died .*allreduce #20 .*'warm'.*called at fault\.c" % victim)
+
+
+def cascade():
+    for k in range(ranks, 1, -1):
+        for r in range(k - 1):
+            expect(r, "kill%d" % k, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % (k - 1), r"called at (fault\.c:|test_fault\+0x)")
+    for call in "module", "step", "modules", "destroy":
+        expect(0, call, "DTR_OK")
 
 
 def crashed():
