@@ -1,7 +1,9 @@
 """What the measuring scripts share: build folders, launchers, running a program and reading its JSON."""
+import argparse
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -81,10 +83,16 @@ def run_json(command, environment=None, timeout=600, statuses=(0, 3), echo=None)
 
 
 def parse_size(text):
-    """Bytes of 8, 4K, 1M, 2G."""
-    units = {"K": 10, "M": 20, "G": 30}
-    number, unit = (text[:-1], text[-1].upper()) if text[-1].upper() in units else (text, "")
-    return int(float(number) * (1 << units.get(unit, 0)))
+    """Bytes of 8, 4K, 1MiB, 2G."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG]?)(?:iB)?", text, re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError("the size '%s'; expected bytes, as 512, 4K or 25M" % text)
+    return int(float(found.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[found.group(2).upper()]))
+
+
+def sizes(text):
+    """For options: the same with commas between them."""
+    return [parse_size(word) for word in text.split(",")]
 
 
 def size_text(nbytes):
@@ -95,7 +103,21 @@ def size_text(nbytes):
 
 
 def numbers(text):
+    """For options: whole numbers from 1 on, with commas between them."""
+    if not re.fullmatch(r"0*[1-9][0-9]*(,0*[1-9][0-9]*)*", text):
+        raise argparse.ArgumentTypeError("'%s'; expected whole numbers from 1 on, as 1,2,4" % text)
     return [int(word) for word in text.split(",")]
+
+
+def folder_for_results(text):
+    """For options: a folder, made if need be, that can be written to; known before anything is measured."""
+    try:
+        os.makedirs(text, exist_ok=True)
+    except OSError as problem:
+        raise argparse.ArgumentTypeError("cannot make the folder %s: %s" % (text, problem.strerror)) from None
+    if not os.access(text, os.W_OK):
+        raise argparse.ArgumentTypeError("the folder %s cannot be written to" % text)
+    return text
 
 
 def median(values):

@@ -63,6 +63,12 @@ for name in ("sweep", "goals", "syscalls"):
     interpreter = [os.path.join(scripts, name)] if name == "syscalls" else script(name)
     expect("--build" in run(interpreter + ["--help"], (0,)), "--help of %s", name)
 refuses(script("sweep", "--out", folder.name, "--scaling", "odd"), "--scaling", "'odd'")
+refuses(script("sweep", "--out", folder.name, "--ranks", "0"), "--ranks", "'0'")
+refuses(script("sweep", "--out", folder.name, "--sizes", "8,8Q"), "--sizes", "'8Q'")
+refuses(script("sweep", "--out", os.path.join(model.name, "in-a-file")), "--out", "in-a-file")
+if drawn:
+    refuses(script("plot", os.path.join(folder.name, "missing")), "cannot draw", "No such file")
+    refuses(script("plot", model.name), "cannot draw", model.name)
 refuses([os.path.join(scripts, "syscalls"), "--bogus"], "--bogus")
 refuses(script("goals", "--build", build, "--only", "everything"), "everything")
 if not problems and not drawn:
