@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../fake_cuda.h"
+#include "../fake_order.h"
 
 #define API DTR_FAKE_API
 enum { FAKE_DEVICES = 8, FAKE_FAULTS = 8 };

@@ -46,13 +46,13 @@ API void __cudaRegisterFunction(void **handle, const char *host, char *device, c
                                 int *warp) {
     (void)handle, (void)device, (void)threads, (void)tid, (void)bid, (void)block, (void)grid;
     (void)warp;
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     if (n_registered == KERNELS) {
         fake_die("more than %d kernels are registered", KERNELS);
     }
     registered[n_registered].host = host;
     registered[n_registered++].name = name;
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
 }
 
 API char __cudaInitModule(void **handle) {
@@ -97,7 +97,7 @@ API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, v
 typedef struct launch {
     const fake_kernel *kernel;
     unsigned n_threads;
-    char argument[];
+    _Alignas(16) char argument[];
 } launch;
 
 static void run_kernel(void *arg) {
@@ -110,11 +110,11 @@ static void run_kernel(void *arg) {
 
 static const char *name_of(const void *host) {
     const char *name = NULL;
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     for (int i = 0; i < n_registered && name == NULL; i++) {
         name = registered[i].host == host ? registered[i].name : NULL;
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     return name;
 }
 

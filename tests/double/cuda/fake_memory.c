@@ -66,9 +66,9 @@ fake_class fake_classify(const void *p, int *device) {
         *device = (int)((size_t)((const char *)p - devices) / PER_DEVICE);
         return FAKE_DEVICE;
     }
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     block *b = find(p, 0);
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     *device = -1;
     return b != NULL ? FAKE_PINNED : FAKE_PAGEABLE;
 }
@@ -88,9 +88,9 @@ API void *dtr_fake_cuda_host(const void *dev, size_t nbytes) {
     if (!on_device(dev)) {
         return NULL;
     }
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     bool live = find(dev, nbytes) != NULL;
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     return live ? aliases + ((const char *)dev - devices) : NULL;
 }
 
@@ -128,10 +128,10 @@ API cudaError_t cudaMalloc(void **p, size_t nbytes) {
     }
     int device = fake_device();
     size_t limit = fake_set()->memory, room = whole_pages(nbytes);
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     if (nbytes > limit || in_use[device] > limit - nbytes ||
         room + PAGE > PER_DEVICE - next_at[device]) {
-        pthread_mutex_unlock(&lock);
+        fake_unlock(&lock);
         return fake_result(cudaErrorMemoryAllocation);
     }
     size_t offset = (size_t)device * PER_DEVICE + next_at[device];
@@ -141,7 +141,7 @@ API cudaError_t cudaMalloc(void **p, size_t nbytes) {
     if (mprotect(aliases + offset, room, PROT_READ | PROT_WRITE) != 0) {
         fake_die("cannot open %zu bytes of device memory", room);
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     memset(aliases + offset, 0xFF, room); /* NaN in every float type */
     *p = devices + offset;
     return cudaSuccess;
@@ -167,7 +167,7 @@ API cudaError_t cudaFree(void *p) {
         return fake_result(cudaErrorInvalidValue);
     }
     fake_drain_device(device);
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     block *b = take_block(p, false);
     if (b != NULL) {
         char *alias = aliases + (b->at - devices);
@@ -177,7 +177,7 @@ API cudaError_t cudaFree(void *p) {
                         (off_t)whole_pages(b->nbytes));
         (void)mprotect(alias, whole_pages(b->nbytes), PROT_NONE);
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     free(b);
     return fake_result(b != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
@@ -185,10 +185,10 @@ API cudaError_t cudaFree(void *p) {
 API cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     cudaError_t e = fake_enter("cudaMemGetInfo", "%s", "");
     if (e == cudaSuccess) {
-        pthread_mutex_lock(&lock);
+        fake_lock(&lock);
         *total = fake_set()->memory;
         *available = *total - in_use[fake_device()];
-        pthread_mutex_unlock(&lock);
+        fake_unlock(&lock);
     }
     return fake_result(e);
 }
@@ -205,9 +205,9 @@ API cudaError_t cudaHostAlloc(void **p, size_t nbytes, unsigned flags) {
         return fake_result(cudaErrorMemoryAllocation);
     }
     memset(at, 0xFF, nbytes);
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     add_block(at, nbytes, -1);
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     *p = at;
     return cudaSuccess;
 }
@@ -224,9 +224,9 @@ API cudaError_t cudaFreeHost(void *p) {
     for (int d = 0; d < FAKE_DEVICES; d++) {
         fake_drain_device(d);
     }
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     block *b = take_block(p, true);
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     if (b == NULL) {
         return fake_result(cudaErrorInvalidValue);
     }
@@ -259,7 +259,7 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const 
 
 size_t fake_blocks(bool pinned, bool print) {
     size_t n = 0;
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     for (const block *b = blocks; b != NULL; b = b->next) {
         if ((b->device < 0) == pinned) {
             n++;
@@ -269,7 +269,7 @@ size_t fake_blocks(bool pinned, bool print) {
             }
         }
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     return n;
 }
 

@@ -125,15 +125,15 @@ const fake_settings *fake_set(void) {
 
 API void dtr_fake_cuda_reload(void) {
     fake_settings_once();
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     read_all();
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
 }
 
 /* ---- log and trace ---- */
 
 static void log_line(const char *function, const char *format, va_list args) {
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     if (log_on) {
         char line[512];
         int n = snprintf(line, sizeof line, "%s ", function);
@@ -150,7 +150,7 @@ static void log_line(const char *function, const char *format, va_list args) {
         memcpy(log_text + log_used, line, (size_t)n + 1);
         log_used += (size_t)n;
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
 }
 
 API void dtr_fake_cuda_log(const char *function, const char *format, ...) {
@@ -161,41 +161,41 @@ API void dtr_fake_cuda_log(const char *function, const char *format, ...) {
 }
 
 API void dtr_fake_cuda_log_start(void) {
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     log_on = true;
     log_used = 0;
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
 }
 
 API const char *dtr_fake_cuda_log_text(void) {
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     free(log_copy);
     log_copy = strndup(log_text != NULL ? log_text : "", log_used);
     const char *text = log_copy != NULL ? log_copy : "";
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     return text;
 }
 
 API int dtr_fake_cuda_log_count(const char *text) {
     int n = 0;
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     for (char *line = log_text, *end; log_used > 0 && line < log_text + log_used; line = end + 1) {
         end = strchr(line, '\n');
         *end = '\0';
         n += strstr(line, text) != NULL ? 1 : 0;
         *end = '\n';
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     return n;
 }
 
 void fake_trace(int stream, const char *name, int64_t begin_ns, int64_t end_ns) {
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     if (trace != NULL) {
         fprintf(trace, "%d,%s,%lld,%lld\n", stream, name, (long long)begin_ns, (long long)end_ns);
         fflush(trace);
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
 }
 
 /* ---- entering a call ---- */
@@ -206,7 +206,7 @@ static cudaError_t injected(const char *function) {
     if (settings.n_faults == 0) {
         return cudaSuccess;
     }
-    pthread_mutex_lock(&lock);
+    fake_lock(&lock);
     for (int i = 0; i < settings.n_faults; i++) {
         fake_fault *f = &settings.faults[i];
         if (strcmp(f->name, function) == 0 && ++f->seen == f->nth) {
@@ -214,7 +214,7 @@ static cudaError_t injected(const char *function) {
             hang = f->code == 0;
         }
     }
-    pthread_mutex_unlock(&lock);
+    fake_unlock(&lock);
     if (hang) {
         for (;;) {
             pause();

@@ -48,27 +48,29 @@ static int n_streams;                       /* list lock */
 static void *work(void *arg) {
     fake_stream *s = arg;
     for (;;) {
-        pthread_mutex_lock(&s->lock);
+        fake_lock(&s->lock);
         while (s->first == NULL && !s->gone) {
-            pthread_cond_wait(&s->moved, &s->lock);
+            fake_wait(&s->moved, &s->lock);
         }
         task *t = s->first;
         if (t == NULL) { /* destroyed, and nothing left to do */
-            pthread_mutex_unlock(&s->lock);
+            fake_unlock(&s->lock);
             return NULL;
         }
         s->first = t->next;
         s->last = s->first == NULL ? &s->first : s->last;
-        pthread_mutex_unlock(&s->lock);
+        fake_unlock(&s->lock);
         dtr_fake_cuda_delay();
         int64_t begin = fake_now_ns();
+        fake_after(t);
         t->run(t->arg);
         fake_trace(s->number, t->name, begin, fake_now_ns());
-        free(t);
-        pthread_mutex_lock(&s->lock);
+        fake_before(s); /* the task happens before what finds the stream drained */
+        fake_lock(&s->lock);
         s->ended++;
-        pthread_cond_broadcast(&s->moved);
-        pthread_mutex_unlock(&s->lock);
+        fake_wake(&s->moved);
+        fake_unlock(&s->lock);
+        free(t);
     }
 }
 
@@ -100,7 +102,7 @@ static bool is_default(cudaStream_t h) {
 
 fake_stream *fake_stream_of(cudaStream_t handle) {
     fake_stream *s = NULL;
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     if (is_default(handle)) {
         int device = fake_device();
         if (defaults[device] == NULL) {
@@ -113,11 +115,11 @@ fake_stream *fake_stream_of(cudaStream_t handle) {
             s = s->next;
         }
     }
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     if (s != NULL) {
-        pthread_mutex_lock(&s->lock);
+        fake_lock(&s->lock);
         bool gone = s->gone;
-        pthread_mutex_unlock(&s->lock);
+        fake_unlock(&s->lock);
         s = gone ? NULL : s;
     }
     return s;
@@ -139,28 +141,30 @@ cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), 
         fake_die("no memory for a task");
     }
     *t = (task){ .name = name, .run = run, .arg = arg };
-    pthread_mutex_lock(&s->lock);
+    fake_before(t); /* what the program did before the call happens before the task */
+    fake_lock(&s->lock);
     *s->last = t;
     s->last = &t->next;
     s->pushed++;
-    pthread_cond_broadcast(&s->moved);
-    pthread_mutex_unlock(&s->lock);
+    fake_wake(&s->moved);
+    fake_unlock(&s->lock);
     return cudaSuccess;
 }
 
 void fake_drain(fake_stream *s) {
-    pthread_mutex_lock(&s->lock);
+    fake_lock(&s->lock);
     uint64_t until = s->pushed;
     while (s->ended < until) {
-        pthread_cond_wait(&s->moved, &s->lock);
+        fake_wait(&s->moved, &s->lock);
     }
-    pthread_mutex_unlock(&s->lock);
+    fake_unlock(&s->lock);
+    fake_after(s);
 }
 
 void fake_drain_device(int device) {
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     fake_stream *first = streams;
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     for (fake_stream *s = first; s != NULL;
          s = s->next) { /* links of listed streams are constant */
         if (s->device == device) {
@@ -200,9 +204,9 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flag
         return fake_result(e);
     }
     priority = priority < -5 ? -5 : priority > 0 ? 0 : priority;
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     *stream = (cudaStream_t)(void *)stream_new(fake_device(), flags, priority);
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     dtr_fake_cuda_log("cudaStreamCreateWithPriority", "gives stream=%p", (void *)*stream);
     return cudaSuccess;
 }
@@ -221,10 +225,10 @@ API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (s == NULL || s->is_default) {
         return fake_result(e != cudaSuccess ? e : cudaErrorInvalidResourceHandle);
     }
-    pthread_mutex_lock(&s->lock);
+    fake_lock(&s->lock);
     s->gone = true;
-    pthread_cond_broadcast(&s->moved);
-    pthread_mutex_unlock(&s->lock);
+    fake_wake(&s->moved);
+    fake_unlock(&s->lock);
     return cudaSuccess;
 }
 
@@ -259,9 +263,12 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
     fake_stream *s = NULL;
     cudaError_t e = find_stream("cudaStreamQuery", stream, &s);
     if (e == cudaSuccess) {
-        pthread_mutex_lock(&s->lock);
+        fake_lock(&s->lock);
         e = s->ended == s->pushed ? cudaSuccess : cudaErrorNotReady;
-        pthread_mutex_unlock(&s->lock);
+        fake_unlock(&s->lock);
+        if (e == cudaSuccess) {
+            fake_after(s);
+        }
     }
     return fake_result(e);
 }
@@ -305,15 +312,15 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *a
 
 static fake_event *event_of(cudaEvent_t handle) {
     fake_event *e = NULL;
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     for (e = events; e != NULL && e != (fake_event *)(void *)handle;) {
         e = e->next;
     }
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     if (e != NULL) {
-        pthread_mutex_lock(&e->lock);
+        fake_lock(&e->lock);
         bool gone = e->gone;
-        pthread_mutex_unlock(&e->lock);
+        fake_unlock(&e->lock);
         e = gone ? NULL : e;
     }
     return e;
@@ -332,10 +339,10 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     v->timed = (flags & cudaEventDisableTiming) == 0;
     pthread_mutex_init(&v->lock, NULL);
     pthread_cond_init(&v->moved, NULL);
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     v->next = events;
     events = v;
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     *event = (cudaEvent_t)(void *)v;
     dtr_fake_cuda_log("cudaEventCreateWithFlags", "gives event=%p", (void *)v);
     return cudaSuccess;
@@ -358,9 +365,9 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
     fake_event *v = NULL;
     cudaError_t e = find_event("cudaEventDestroy", event, &v);
     if (e == cudaSuccess) {
-        pthread_mutex_lock(&v->lock);
+        fake_lock(&v->lock);
         v->gone = true;
-        pthread_mutex_unlock(&v->lock);
+        fake_unlock(&v->lock);
     }
     return e;
 }
@@ -382,26 +389,28 @@ static mark *mark_new(fake_event *v, uint64_t number) {
 static void run_record(void *arg) {
     mark m = *(mark *)arg;
     free(arg);
-    pthread_mutex_lock(&m.event->lock);
+    fake_lock(&m.event->lock);
     while (m.event->held) {
-        pthread_cond_wait(&m.event->moved, &m.event->lock);
+        fake_wait(&m.event->moved, &m.event->lock);
     }
+    fake_before(m.event); /* what the stream has done happens before what waits for the record */
     if (m.number > m.event->complete) {
         m.event->complete = m.number;
         m.event->at_ns = fake_now_ns();
     }
-    pthread_cond_broadcast(&m.event->moved);
-    pthread_mutex_unlock(&m.event->lock);
+    fake_wake(&m.event->moved);
+    fake_unlock(&m.event->lock);
 }
 
 static void run_wait(void *arg) {
     mark m = *(mark *)arg;
     free(arg);
-    pthread_mutex_lock(&m.event->lock);
+    fake_lock(&m.event->lock);
     while (m.event->complete < m.number) {
-        pthread_cond_wait(&m.event->moved, &m.event->lock);
+        fake_wait(&m.event->moved, &m.event->lock);
     }
-    pthread_mutex_unlock(&m.event->lock);
+    fake_unlock(&m.event->lock);
+    fake_after(m.event);
 }
 
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -412,9 +421,9 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (s == NULL || s->device != v->device) {
         return fake_result(e != cudaSuccess ? e : cudaErrorInvalidResourceHandle);
     }
-    pthread_mutex_lock(&v->lock);
+    fake_lock(&v->lock);
     mark *m = mark_new(v, ++v->recorded);
-    pthread_mutex_unlock(&v->lock);
+    fake_unlock(&v->lock);
     return fake_push(s, "record", run_record, m);
 }
 
@@ -426,9 +435,9 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsi
     if (s == NULL) {
         return fake_result(e != cudaSuccess ? e : cudaErrorInvalidResourceHandle);
     }
-    pthread_mutex_lock(&v->lock);
+    fake_lock(&v->lock);
     uint64_t number = v->recorded;
-    pthread_mutex_unlock(&v->lock);
+    fake_unlock(&v->lock);
     return number == 0 ? cudaSuccess : fake_push(s, "wait", run_wait, mark_new(v, number));
 }
 
@@ -436,9 +445,12 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
     fake_event *v = NULL;
     cudaError_t e = find_event("cudaEventQuery", event, &v);
     if (e == cudaSuccess) {
-        pthread_mutex_lock(&v->lock);
+        fake_lock(&v->lock);
         e = v->complete >= v->recorded ? cudaSuccess : cudaErrorNotReady;
-        pthread_mutex_unlock(&v->lock);
+        fake_unlock(&v->lock);
+        if (e == cudaSuccess) {
+            fake_after(v);
+        }
     }
     return fake_result(e);
 }
@@ -447,23 +459,24 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     fake_event *v = NULL;
     cudaError_t e = find_event("cudaEventSynchronize", event, &v);
     if (e == cudaSuccess) {
-        pthread_mutex_lock(&v->lock);
+        fake_lock(&v->lock);
         for (uint64_t number = v->recorded; v->complete < number;) {
-            pthread_cond_wait(&v->moved, &v->lock);
+            fake_wait(&v->moved, &v->lock);
         }
-        pthread_mutex_unlock(&v->lock);
+        fake_unlock(&v->lock);
+        fake_after(v);
     }
     return e;
 }
 
 /* Nanoseconds of the newest record; cudaErrorInvalidResourceHandle without timing or record. */
 static cudaError_t time_of(fake_event *v, int64_t *at) {
-    pthread_mutex_lock(&v->lock);
+    fake_lock(&v->lock);
     cudaError_t e = !v->timed || v->recorded == 0 ? cudaErrorInvalidResourceHandle
                     : v->complete < v->recorded   ? cudaErrorNotReady
                                                   : cudaSuccess;
     *at = v->at_ns;
-    pthread_mutex_unlock(&v->lock);
+    fake_unlock(&v->lock);
     return e;
 }
 
@@ -490,10 +503,10 @@ API int dtr_fake_cuda_hold(void *event, int hold) {
     if (v == NULL) {
         return cudaErrorInvalidResourceHandle;
     }
-    pthread_mutex_lock(&v->lock);
+    fake_lock(&v->lock);
     v->held = hold != 0;
-    pthread_cond_broadcast(&v->moved);
-    pthread_mutex_unlock(&v->lock);
+    fake_wake(&v->moved);
+    fake_unlock(&v->lock);
     return cudaSuccess;
 }
 
@@ -503,13 +516,13 @@ API size_t dtr_fake_cuda_live(const char *what) {
         return fake_blocks(*what == 'p', false);
     }
     bool want_streams = strcmp(what, "stream") == 0;
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     for (fake_stream *s = want_streams ? streams : NULL; s != NULL; s = s->next) {
         n += !s->gone && !s->is_default ? 1 : 0;
     }
     for (fake_event *v = want_streams ? NULL : events; v != NULL; v = v->next) {
         n += !v->gone ? 1 : 0;
     }
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     return n;
 }

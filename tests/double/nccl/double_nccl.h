@@ -16,6 +16,7 @@
 #pragma GCC visibility pop
 
 #include "fake_cuda.h"
+#include "fake_order.h"
 
 /* nccl.h declares these two without a prototype. */
 #pragma GCC visibility push(default)

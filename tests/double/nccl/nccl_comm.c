@@ -19,15 +19,15 @@ typedef struct identifier {
 } identifier;
 
 static void list_add(struct ncclComm *c) {
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     c->next = list;
     list = c;
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
 }
 
 /* False: not a live communicator. */
 static bool list_find(const struct ncclComm *c, bool take) {
-    pthread_mutex_lock(&list_lock);
+    fake_lock(&list_lock);
     struct ncclComm **at = &list;
     while (*at != NULL && *at != c) {
         at = &(*at)->next;
@@ -36,7 +36,7 @@ static bool list_find(const struct ncclComm *c, bool take) {
     if (found && take) {
         *at = c->next;
     }
-    pthread_mutex_unlock(&list_lock);
+    fake_unlock(&list_lock);
     return found;
 }
 
@@ -89,11 +89,11 @@ static void *late_main(void *arg) {
 }
 
 static void join_late(struct ncclComm *c) {
-    pthread_mutex_lock(&c->lock);
+    fake_lock(&c->lock);
     bool has = c->has_late;
     pthread_t t = c->late;
     c->has_late = false;
-    pthread_mutex_unlock(&c->lock);
+    fake_unlock(&c->lock);
     if (has) {
         pthread_join(t, NULL);
     }
@@ -108,10 +108,10 @@ ncclResult_t dn_run_late(struct ncclComm *c, void *(*fn)(void *), void *arg) {
     join_late(c);
     int state = ncclSuccess;
     atomic_compare_exchange_strong(&c->state, &state, ncclInProgress);
-    pthread_mutex_lock(&c->lock);
+    fake_lock(&c->lock);
     c->has_late = pthread_create(&c->late, NULL, late_main, l) == 0;
     bool good = c->has_late;
-    pthread_mutex_unlock(&c->lock);
+    fake_unlock(&c->lock);
     if (!good) {
         free(l);
         dn_fail(c, ncclSystemError);
@@ -167,6 +167,7 @@ static void comm_free(struct ncclComm *c) {
         struct timespec t = { 0, 100000 };
         nanosleep(&t, NULL);
     }
+    fake_after(&c->unfinished);
     dn_detach(c);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -422,7 +423,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
     } else {
         memcpy(made.factor, scalar, size);
     }
-    pthread_mutex_lock(&comm->lock);
+    fake_lock(&comm->lock);
     int at = 0;
     while (at < DN_MAX_OPS && comm->op_used[at]) {
         at++;
@@ -432,7 +433,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
         comm->ops[at] = made;
         *op = (ncclRedOp_t)(ncclNumOps + at);
     }
-    pthread_mutex_unlock(&comm->lock);
+    fake_unlock(&comm->lock);
     dtr_fake_cuda_log("ncclRedOpCreatePreMulSum", "type %d residence %d", (int)type,
                       (int)residence);
     return at < DN_MAX_OPS ? ncclSuccess : ncclInternalError;
@@ -445,11 +446,11 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
         return r;
     }
     int at = (int)op - ncclNumOps;
-    pthread_mutex_lock(&comm->lock);
+    fake_lock(&comm->lock);
     bool good = at >= 0 && at < DN_MAX_OPS && comm->op_used[at];
     if (good) {
         comm->op_used[at] = false;
     }
-    pthread_mutex_unlock(&comm->lock);
+    fake_unlock(&comm->lock);
     return good ? ncclSuccess : ncclInvalidArgument;
 }

@@ -98,13 +98,13 @@ void dn_set_error(struct ncclComm *c, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    pthread_mutex_lock(&last_lock);
+    fake_lock(&last_lock);
     memcpy(last, text, sizeof last);
-    pthread_mutex_unlock(&last_lock);
+    fake_unlock(&last_lock);
     if (c != NULL) {
-        pthread_mutex_lock(&c->lock);
+        fake_lock(&c->lock);
         memcpy(c->error, text, sizeof c->error);
-        pthread_mutex_unlock(&c->lock);
+        fake_unlock(&c->lock);
     }
     dtr_fake_cuda_log("nccl", "error: %s", text);
 }
@@ -112,9 +112,9 @@ void dn_set_error(struct ncclComm *c, const char *format, ...) {
 const char *ncclGetLastError(ncclComm_t comm) {
     static _Thread_local char text[512];
     pthread_mutex_t *lock = comm != NULL ? &comm->lock : &last_lock;
-    pthread_mutex_lock(lock);
+    fake_lock(lock);
     memcpy(text, comm != NULL ? comm->error : last, sizeof text);
-    pthread_mutex_unlock(lock);
+    fake_unlock(lock);
     return text;
 }
 
