@@ -4,14 +4,13 @@
  * then lets MPI write into the user's buffer. When the two disagree both sides are told: the
  * receiver sends a refusal and swallows the payload, so that the sender's transfer ends too; of a
  * long payload only a first short piece, after which the sender looks whether it was refused. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "mpi/mpi_internal.h"
+#include "p2p.h"
 
 enum {
-    SITE_MAX = 48,
     INLINE_MAX = 4096, /* payload that travels in the header message */
     LONG_PAYLOAD = 4 << 20,
     FIRST_PIECE = 64 << 10, /* of a long payload; complete when the receiver has accepted it */
@@ -20,22 +19,15 @@ enum {
     WAITS_FOR_MAX = 8
 };
 
-/* What one side of a pair says about itself. */
-typedef struct terms {
-    uint64_t count;
-    uint32_t dtype;
-    char site[SITE_MAX];
-} terms;
-
 typedef struct header {
-    terms terms;
+    dtr__terms terms;
     uint64_t group;   /* dtr_group.uid */
     uint64_t serial;  /* of the sender, names the message in a refusal */
     uint32_t payload; /* tag of the payload, 0: it is in this message */
 } header;
 
 typedef struct refusal {
-    terms terms;
+    dtr__terms terms;
     uint64_t serial;
 } refusal;
 
@@ -54,7 +46,7 @@ struct dtr__mpi_p2p {
     dtr__mpi_pace pace;
     uint64_t serial;
     int payload;
-    terms own, other;
+    dtr__terms own, other;
     MPI_Request head, body;
     struct {
         header header;
@@ -118,23 +110,16 @@ static size_t first_piece(size_t nbytes) {
 /* ---- texts ---- */
 
 static void note_site(const dtr__call *c, dtr__mpi_p2p *p) {
-    memcpy(p->own.site, dtr__call_site_cached(c), SITE_MAX);
+    memcpy(p->own.site, dtr__call_site_cached(c), DTR__SITE_MAX);
+}
+
+static dtr__message message_of(const dtr__mpi_p2p *p) {
+    return (dtr__message){ p->is_send, p->arrived, p->peer, p->tag, p->index };
 }
 
 static dtr_status mismatch(const dtr_work *w, const dtr__mpi_p2p *p) {
-    dtr__error_context ctx = dtr__work_context(w);
-    char entry[40] = "";
-    if (w->call.kind == DTR__K_BATCH) {
-        snprintf(entry, sizeof entry, "ops[%zu]: ", p->index);
-    }
-    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
-                    "%srank %d %s %s x %llu (at %.48s), but this rank %s %s x %llu (at %.48s), tag "
-                    "%d; both sides of a message must give the same dtype and count",
-                    entry, p->peer, p->is_send ? "receives" : "sends",
-                    dtr_dtype_name((dtr_dtype)p->other.dtype), (unsigned long long)p->other.count,
-                    p->other.site, p->is_send ? "sends" : "receives",
-                    dtr_dtype_name((dtr_dtype)p->own.dtype), (unsigned long long)p->own.count,
-                    p->own.site, p->tag);
+    dtr__message m = message_of(p);
+    return dtr__p2p_mismatch(w, &m, &p->own, &p->other);
 }
 
 static dtr_status mpi_failed(const dtr_work *w, int code, const char *call, int line) {
@@ -339,7 +324,7 @@ static dtr_status accept(const dtr_group *group, dtr__mpi_state *state, const dt
     const header *h = &p->message.header;
     p->peer = source;
     p->arrived = true;
-    if (h->terms.dtype != p->own.dtype || h->terms.count != p->own.count) {
+    if (!dtr__terms_fit(&h->terms, &p->own)) {
         p->other = h->terms;
         note_site(&w->call, p);
         if (h->payload != 0) {
@@ -475,24 +460,10 @@ static dtr_status move(const dtr_group *group, dtr__mpi_state *state, dtr_work *
     return status;
 }
 
-/* The operations of a call; `room` is for a single one. */
-static const dtr_p2p *list_of(const dtr__call *c, dtr_p2p *room, size_t *n) {
-    if (c->kind == DTR__K_BATCH) {
-        *n = c->n_batch;
-        return c->batch;
-    }
-    *n = 1;
-    *room = (dtr_p2p){ .is_send = c->kind == DTR__K_SEND,
-                       .buf = dtr_cpu(c->out, c->in_count, c->dtype),
-                       .peer = c->root,
-                       .tag = c->tag };
-    return room;
-}
-
 dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
     dtr_p2p single;
     size_t n = 0;
-    const dtr_p2p *ops = list_of(&w->call, &single, &n);
+    const dtr_p2p *ops = dtr__p2p_list(&w->call, &single, &n);
     dtr__mpi_p2p *list = NULL;
     dtr_status status = start_list(group, state, w, ops, n, &list);
     w->request = list;
@@ -512,7 +483,7 @@ dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_wo
 bool dtr__mpi_p2p_repeat_accept(const dtr__call *c) {
     dtr_p2p single;
     size_t n = 0;
-    const dtr_p2p *ops = list_of(c, &single, &n);
+    const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     for (size_t i = 0; i < n; i++) {
         if (ops[i].buf.count * dtr_dtype_size(ops[i].buf.dtype) > INLINE_MAX) {
             return false;
@@ -525,7 +496,7 @@ bool dtr__mpi_p2p_repeat_accept(const dtr__call *c) {
 bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c) {
     dtr_p2p single;
     size_t n = 0;
-    const dtr_p2p *ops = list_of(c, &single, &n);
+    const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     dtr__mpi_p2p **tail = &state->repeating;
     if (state->n_idle < n) {
         return false;
@@ -554,8 +525,7 @@ static int look(const dtr_group *group, dtr__mpi_p2p *p) {
     const header *h = &p->message.header;
     p->here = true;
     p->source = status.MPI_SOURCE;
-    if (h->group != group->uid || h->terms.dtype != p->own.dtype ||
-        h->terms.count != p->own.count || h->payload != 0) {
+    if (h->group != group->uid || !dtr__terms_fit(&h->terms, &p->own) || h->payload != 0) {
         return -1;
     }
     if (p->nbytes != 0) {
@@ -581,27 +551,13 @@ int dtr__mpi_p2p_repeat_look(const dtr_group *group, dtr__mpi_state *state) {
     return state->repeating == NULL;
 }
 
-static int waits_for_one(const dtr_group *group, const dtr__mpi_p2p *p, char *text, size_t cap) {
-    if (p->peer == DTR_ANY_SOURCE) {
-        return snprintf(text, cap, "no rank has sent a message with tag %d", p->tag);
-    }
-    const char *what = p->is_send   ? "has not received the message"
-                       : p->arrived ? "has announced the message but not sent all of it"
-                                    : "has not sent the message";
-    return snprintf(text, cap, "rank %d (world %d) %s with tag %d", p->peer,
-                    group->world_ranks[p->peer], what, p->tag);
-}
-
 void dtr__mpi_p2p_waits_for(const dtr_group *group, const dtr_work *w, char *text, size_t cap) {
     size_t used = 0;
     int named = 0;
-    for (const dtr__mpi_p2p *p = w->request; p != NULL && named < WAITS_FOR_MAX; p = p->sibling) {
-        if (named++ != 0 && used + 3 < cap) {
-            memcpy(text + used, "; ", 3);
-            used += 2;
-        }
-        int n = waits_for_one(group, p, text + used, cap - used);
-        used += n < 0 ? 0 : (size_t)n < cap - used ? (size_t)n : cap - used - 1;
+    for (const dtr__mpi_p2p *p = w->request; p != NULL && named < DTR__P2P_WAITS_MAX;
+         p = p->sibling, named++) {
+        dtr__message m = message_of(p);
+        used = dtr__p2p_waits_for(group, &m, text, cap, used);
     }
 }
 

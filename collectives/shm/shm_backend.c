@@ -1,9 +1,16 @@
-/* The shm backend: ranks of one node through the memory they share. Point to point goes through
- * MPI, whose own shared memory path serves it well. */
+/* The shm backend: ranks of one node through the memory they share. Where the staging limit leaves
+ * too little for channels, messages go through MPI. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "shm/shm_internal.h"
+#include "shm/shm_p2p.h"
+
+enum { POLLS_PER_RELIEF = 16 }; /* of an operation that waits */
+
+static size_t channel_bytes(const dtr_group *g) {
+    return dtr__shm_channel_bytes(g->size,
+                                  dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
+}
 
 static int shm_score(const dtr_group *g, const dtr__call *call, const char **why) {
     const dtr_world *w = g->world;
@@ -19,7 +26,13 @@ static int shm_score(const dtr_group *g, const dtr__call *call, const char **why
         }
         return 0;
     }
-    return call != NULL && dtr__kind_is_p2p(call->kind) ? 10 : 60;
+    if (call != NULL && dtr__kind_is_p2p(call->kind) && channel_bytes(g) == 0) {
+        if (why != NULL) {
+            *why = "DTR_SHM_STAGING leaves too little for channels between so many ranks";
+        }
+        return 10;
+    }
+    return 60;
 }
 
 /* Tell everybody a number; the communicator is new and all members are here. */
@@ -44,7 +57,7 @@ static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
 /* ---- how much memory ---- */
 
 static size_t table_bytes(int size) {
-    return 2 * ((size_t)size + 1) * sizeof(uint64_t);
+    return (2 * ((size_t)size + 1) + (size_t)size) * sizeof(uint64_t);
 }
 
 int dtr__shm_keeps(int size, uint64_t limit) {
@@ -73,7 +86,8 @@ size_t dtr__shm_bounce_bytes(uint64_t limit) {
 /* Every rank's piece of a chunk has a cache line at least. */
 size_t dtr__shm_chunk_bytes(int size, uint64_t wish, uint64_t limit) {
     const uint64_t least = (uint64_t)64 * (uint64_t)size;
-    const uint64_t most = (limit - dtr__shm_bounce_bytes(limit)) / 2;
+    const uint64_t channels = (uint64_t)size * dtr__shm_channel_bytes(size, limit);
+    const uint64_t most = (limit - dtr__shm_bounce_bytes(limit) - channels) / 2;
     const uint64_t chunk = (wish < most ? wish : most) / 64 * 64;
     return (size_t)(chunk > least ? chunk : least);
 }
@@ -110,6 +124,7 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
     for (int r = 0; r < g->size; r++) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
+        s->channels[r] = all[r] == 0 ? NULL : (void *)(s->tables[r] + 2 * (g->size + 1));
     }
     DTR_REQUIRE(missing == 0, NULL, DTR_ERR_NOMEM,
                 "group '%s': no node-shared memory for its control block of %zu bytes: raise "
@@ -126,13 +141,16 @@ static void shm_close(dtr_group *g, void *opaque) {
     }
     dtr__shm_end(s);
     /* Of a broken group the others may still be reading why: that stays until the world ends. */
-    if (atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK) {
+    const bool healthy = atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK;
+    dtr__shm_p2p_free(g, s, healthy);
+    if (healthy) {
         dtr__arena_free(g->world, s->own_control);
         dtr__arena_free(g->world, s->table);
     }
     dtr__arena_free(g->world, s->stage);
     free(s->bounce);
     free(s->tables);
+    free(s->channels);
     free(s->rank);
     free(s);
 }
@@ -144,16 +162,18 @@ static dtr_status shm_open(dtr_group *g, void **state) {
         s->chunk = dtr__shm_chunk_bytes(g->size, g->world->tune.value[DTR__TUNE_CHUNK],
                                         dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
+        s->channels = calloc((size_t)g->size, sizeof *s->channels);
         s->rank = calloc((size_t)g->size, sizeof *s->rank);
     }
-    bool room = s != NULL && all != NULL && s->tables != NULL && s->rank != NULL;
+    bool room =
+        s != NULL && all != NULL && s->tables != NULL && s->channels != NULL && s->rank != NULL;
     dtr_status status =
         room ? DTR_OK : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
     status = dtr__agree_status(g->world, g->comm, status, "opening backend shm");
     if (status == DTR_OK) {
         status = open_shared(g, s, all);
     }
-    if (status == DTR_OK) {
+    if (status == DTR_OK && channel_bytes(g) == 0) {
         status = dtr__backend_mpi.open(g, &s->mpi);
     }
     free(all);
@@ -167,12 +187,17 @@ static dtr_status shm_open(dtr_group *g, void **state) {
 
 static dtr_status shm_progress(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
     dtr__shm_state *s = opaque;
-    if (dtr__kind_is_p2p(w->call.kind)) {
+    const bool p2p = dtr__kind_is_p2p(w->call.kind);
+    if (p2p && s->mpi != NULL) {
         return dtr__backend_mpi.progress(g, s->mpi, w, done);
     }
-    dtr_status status = dtr__shm_advance(g, s, w, done);
-    if (status < 0 || *done) {
+    dtr_status status =
+        p2p ? dtr__shm_p2p_progress(g, s, w, done) : dtr__shm_advance(g, s, w, done);
+    if (!p2p && (status < 0 || *done)) {
         dtr__shm_end(s);
+    }
+    if (status == DTR_OK && !*done && ++s->polls % POLLS_PER_RELIEF == 0) {
+        dtr__shm_p2p_relieve(g, s);
     }
     return status;
 }
@@ -180,7 +205,8 @@ static dtr_status shm_progress(dtr_group *g, void *opaque, dtr_work *w, bool *do
 static dtr_status shm_start(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
     dtr__shm_state *s = opaque;
     if (dtr__kind_is_p2p(w->call.kind)) {
-        return dtr__backend_mpi.start(g, s->mpi, w, done);
+        return s->mpi != NULL ? dtr__backend_mpi.start(g, s->mpi, w, done)
+                              : dtr__shm_p2p_start(g, s, w, done);
     }
     dtr__shm_begin(s, &w->call);
     return shm_progress(g, s, w, done);
@@ -190,7 +216,11 @@ static dtr_status shm_start(dtr_group *g, void *opaque, dtr_work *w, bool *done)
 static void shm_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     dtr__shm_state *s = opaque;
     if (dtr__kind_is_p2p(w->call.kind)) {
-        dtr__backend_mpi.cancel(g, s->mpi, w);
+        if (s->mpi != NULL) {
+            dtr__backend_mpi.cancel(g, s->mpi, w);
+        } else {
+            dtr__shm_p2p_cancel(s, w);
+        }
         return;
     }
     if (!s->agreed_break) {
@@ -202,10 +232,12 @@ static void shm_cancel(dtr_group *g, void *opaque, dtr_work *w) {
 
 static const char *shm_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *text, size_t cap) {
     dtr__shm_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind) && s->mpi != NULL) {
+        return dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap);
+    }
     if (dtr__kind_is_p2p(w->call.kind)) {
-        return dtr__backend_mpi.waits_for != NULL
-                   ? dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap)
-                   : "";
+        dtr__shm_p2p_waits_for(g, w, text, cap);
+        return text;
     }
     return dtr__shm_missing(g, s, text, cap);
 }

@@ -73,6 +73,9 @@ size_t dtr__shm_kept_bytes(int size, int keeps, int rank);
 /* Bytes of a staging chunk and of all pieces read from peers, which together stay in `limit`. */
 size_t dtr__shm_chunk_bytes(int size, uint64_t wish, uint64_t limit);
 size_t dtr__shm_bounce_bytes(uint64_t limit);
+/* Bytes of a channel for messages to one rank (shm_p2p.h), of which each rank may have one to every
+ * other within half of `limit`; 0: too little to be of use, messages go through MPI. */
+size_t dtr__shm_channel_bytes(int size, uint64_t limit);
 
 /* What of an operation this rank has done. */
 typedef enum dtr__shm_phase {
@@ -125,13 +128,18 @@ typedef struct dtr__shm_state {
     int stage_next;
     dtr__shm_trial trial;
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
-    uint64_t *table;   /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena */
-    uint64_t **tables; /* [size] everybody's */
-    uint64_t n;        /* operations so far */
-    uint64_t described[2]; /* repeat whose description the own post carries; 0: another's */
+    uint64_t *table;       /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena;
+                              behind it the own row of `channels` */
+    uint64_t **tables;     /* [size] everybody's */
+    _Atomic uint64_t **channels; /* [size] everybody's; [rank][from]: where the channel that leads
+                                    there is, + 1; 0: not made yet */
+    struct dtr__shm_p2p *p2p;    /* NULL until the first message */
+    unsigned polls;              /* that moved nothing to its end */
+    uint64_t n;                  /* operations so far */
+    uint64_t described[2];       /* repeat whose description the own post carries; 0: another's */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
-    void *mpi;         /* state of the mpi backend, which carries point to point */
+    void *mpi;         /* state of the mpi backend where that carries messages, else NULL */
 } dtr__shm_state;
 
 static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {

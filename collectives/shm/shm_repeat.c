@@ -6,7 +6,7 @@
 #include "coll_check.h"
 #include "kernels/kernels.h"
 #include "repeat.h"
-#include "shm/shm_internal.h"
+#include "shm/shm_p2p.h"
 
 enum { EXPECTED = 1024 }; /* bytes of the next post that are fetched ahead */
 
@@ -45,7 +45,10 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
     const dtr__shm_state *s = state;
     size_t give = c->in_count * dtr_dtype_size(c->dtype);
     dtr__part *parts = m->parts;
-    if (dtr__kind_is_p2p(c->kind) || c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
+    if (dtr__kind_is_p2p(c->kind)) {
+        return s->mpi == NULL && dtr__shm_p2p_repeat_accept(s, c);
+    }
+    if (c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
         return false;
     }
     *m = (dtr__moves){ .gives = give > 0 && dtr__shm_gives(g, c, g->rank),
@@ -100,6 +103,9 @@ static inline void copy(unsigned char *to, const unsigned char *from, size_t n) 
 
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
+    if (p->p2p) {
+        return dtr__shm_p2p_repeat_post(s, &p->call);
+    }
     uint64_t n = ++s->n;
     dtr__shm_post *post = &s->me->post[n & 1];
     s->op.n = n;
@@ -182,6 +188,9 @@ static void expect_post(const dtr__shm_state *s, size_t give) {
 int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     uint64_t mark = dtr__shm_mark(s->n, 0);
+    if (p->p2p) {
+        return dtr__shm_p2p_repeat_look(g, s, &p->call);
+    }
     if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0) {
         return -1; /* the others may have waited, posted, for a rank that comes too late */
     }
@@ -209,6 +218,10 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
 void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
     dtr__shm_state *s = state;
     const dtr__call *c = &w->call;
+    if (dtr__kind_is_p2p(c->kind)) {
+        dtr__shm_p2p_repeat_go_on(g, s, w);
+        return;
+    }
     s->op = (dtr__shm_op){ .n = s->n, .size = dtr_dtype_size(c->dtype), .phase = DTR__SHM_ARRIVE };
     s->op.in = c->in;
     dtr__shm_set_steps(g, s, c);

@@ -306,6 +306,34 @@ static void killed_async(void) {
     note("group", dtr_group_status(group));
 }
 
+/* FI5, with messages: a long one, more short ones than have room, and receives wait for the victim.
+ */
+static void killed_p2p(void) {
+    enum { SHORT = 50, MANY = 4000, LONG = 300000, WORKS = MANY + 3 };
+    static float some[SHORT], many[LONG], got[3];
+    static dtr_work *w[WORKS];
+    static const char *const names[] = { "long", "receive", "any" };
+    for (int i = 0; i < WORKS && rank != victim; i++) {
+        (void)(i == 0   ? dtr_send(group, dtr_cpu(many, LONG, DTR_F32), victim, 0, NULL, &w[i])
+               : i == 1 ? dtr_recv(group, dtr_cpu(&got[0], 1, DTR_F32), victim, 1, NULL, &w[i])
+               : i == 2
+                   ? dtr_recv(group, dtr_cpu(&got[1], 1, DTR_F32), DTR_ANY_SOURCE, 2, NULL, &w[i])
+                   : dtr_send(group, dtr_cpu(some, SHORT, DTR_F32), victim, 3, NULL, &w[i]));
+    }
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    note("blocking", dtr_recv(group, dtr_cpu(&got[2], 1, DTR_F32), victim, 4, NULL, NULL));
+    for (int i = 0; i < WORKS && w[i] != NULL; i++) {
+        dtr_status s = dtr_work_wait(w[i], -1);
+        if (i < 3 || i == WORKS - 1) {
+            note(i < 3 ? names[i] : "last", s);
+        }
+        (void)dtr_work_release(w[i]);
+    }
+}
+
 /* FI23, EA5: the ranks without the victim have a group of their own, which goes on. */
 static void other_group(void) {
     dtr_group *half = NULL;
@@ -543,6 +571,7 @@ static const struct {
               { "abort_absent", abort_absent },
               { "abort_kind", abort_kind },
               { "abort_killed", abort_killed },
+              { "killed_p2p", killed_p2p },
               { "crashed", crashed },
               { "left", left },
               { "killed_async", killed_async },

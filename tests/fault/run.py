@@ -329,6 +329,13 @@ def cascade():
         expect(0, call, "DTR_OK")
 
 
+def killed_p2p():
+    for r in others:
+        for call in "blocking", "long", "receive", "any", "last":
+            expect(r, call, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 .*'warm'" % victim)
+        expect(r, "destroy", "DTR_OK")
+
+
 def crashed():
     for r in others:
         expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died: it was .*allreduce #20 " % victim)

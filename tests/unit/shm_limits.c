@@ -7,7 +7,7 @@ enum { KIB = 1024 };
 
 /* The blocks of all ranks are kept exactly once, each by the rank that the others look at. */
 static void covers(int size, int keeps, size_t limit) {
-    const size_t one = sizeof(dtr__shm_rank), table = 2 * ((size_t)size + 1) * sizeof(uint64_t);
+    const size_t one = sizeof(dtr__shm_rank), table = (3 * (size_t)size + 2) * sizeof(uint64_t);
     size_t blocks = 0;
     for (int r = 0; r < size; r++) {
         size_t here = dtr__shm_kept_bytes(size, keeps, r);
@@ -32,7 +32,7 @@ START_TEST(control_by_default) {
 END_TEST
 
 START_TEST(control_as_asked) {
-    static const size_t limits[] = { 20 * KIB, 24 * KIB, 40 * KIB, 100 * KIB, 1024 * KIB };
+    static const size_t limits[] = { 21 * KIB, 24 * KIB, 40 * KIB, 100 * KIB, 1024 * KIB };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         for (int size = 2; size <= 100; size++) {
             covers(size, dtr__shm_keeps(size, limits[i]), limits[i]);
@@ -51,7 +51,9 @@ START_TEST(staging) {
         for (size_t k = 0; k < sizeof limits / sizeof limits[0]; k++) {
             for (int size = 2; size <= DTR__SHM_MAX_RANKS; size *= 2) {
                 const size_t chunk = dtr__shm_chunk_bytes(size, wishes[i], limits[k]);
-                ck_assert_uint_le(2 * chunk + dtr__shm_bounce_bytes(limits[k]), limits[k]);
+                const size_t channels = (size_t)size * dtr__shm_channel_bytes(size, limits[k]);
+                ck_assert_uint_le(2 * chunk + dtr__shm_bounce_bytes(limits[k]) + channels,
+                                  limits[k]);
                 ck_assert_uint_ge(chunk, (size_t)64 * (size_t)size);
                 ck_assert_uint_ge(dtr__shm_bounce_bytes(limits[k]) / (size_t)size, 64);
                 ck_assert_uint_eq(chunk % 64, 0);
@@ -59,6 +61,10 @@ START_TEST(staging) {
         }
     }
     ck_assert_uint_eq(dtr__shm_chunk_bytes(2, 128 * KIB, 8192 * KIB), 128 * KIB);
+    ck_assert_uint_eq(dtr__shm_channel_bytes(2, 8192 * KIB), 256 * KIB);
+    ck_assert_uint_gt(dtr__shm_channel_bytes(200, 8192 * KIB), 0);
+    ck_assert_uint_gt(dtr__shm_channel_bytes(6, 256 * KIB), 0);
+    ck_assert_uint_eq(dtr__shm_channel_bytes(7, 256 * KIB), 0); /* not of use any more */
 }
 END_TEST
 
