@@ -8,7 +8,11 @@
 
 #include "bench.h"
 
-enum { LEAST = 64 << 10, MOST_ROUNDS = 64 };
+enum {
+    LEAST = 64 << 10,
+    LEAST_SHARED = 12 << 10, /* up to 8 KiB the data travels in the posts */
+    MOST_ROUNDS = 64
+};
 static const double WINS = 1.05; /* less is noise */
 
 typedef struct tuner {
@@ -100,11 +104,12 @@ static double gain(const tuner *t, tuned *way, bench_kind kind, dtr_mem memory, 
     return ratio;
 }
 
-/* The smallest size from which on the second way wins up to the largest; 0: it does not. */
+/* The smallest size from `least` on from which on the second way wins up to the largest; 0: it does
+ * not. */
 static size_t crossing(const tuner *t, const char *name, tuned *way, bench_kind kind,
-                       dtr_mem memory, bool talk) {
+                       dtr_mem memory, size_t least, bool talk) {
     size_t from = 0;
-    for (size_t nbytes = LEAST; nbytes <= t->most; nbytes *= 4) {
+    for (size_t nbytes = least; nbytes <= t->most; nbytes *= 4) {
         const double ratio = gain(t, way, kind, memory, nbytes);
         from = ratio < WINS ? 0 : from != 0 ? from : nbytes;
         if (talk) {
@@ -175,13 +180,19 @@ int bench_tune(const bench_options *o) {
     tuned reduce[2] = { { .world = world_with(&t, "stream=0", false) },
                         { .world = world_with(&t, "cma_reduce=1", true) } };
     const size_t cma_reduce =
-        crossing(&t, "cma_reduce", reduce, BENCH_ALLREDUCE, DTR_MEM_DEFAULT, talk);
+        crossing(&t, "cma_reduce", reduce, BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST, talk);
     tuned copy[2] = { { .world = world_with(&t, "stream=0", false) },
                       { .world = world_with(&t, "cma_copy=1", true) } };
-    const size_t cma_copy = crossing(&t, "cma_copy", copy, BENCH_ALLGATHER, DTR_MEM_DEFAULT, talk);
+    const size_t cma_copy =
+        crossing(&t, "cma_copy", copy, BENCH_ALLGATHER, DTR_MEM_DEFAULT, LEAST, talk);
     tuned past[2] = { { .world = world_with(&t, "stream=never", false) },
                       { .world = world_with(&t, "stream=1", false) } };
-    const size_t stream = crossing(&t, "stream", past, BENCH_ALLREDUCE, DTR_MEM_SHARED, talk);
+    const size_t stream =
+        crossing(&t, "stream", past, BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST, talk);
+    tuned zero[2] = { { .world = world_with(&t, "zero_copy=never", false) },
+                      { .world = world_with(&t, "zero_copy=1", false) } };
+    const size_t zero_copy =
+        crossing(&t, "zero_copy", zero, BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST_SHARED, talk);
     const size_t chunk = best_chunk(&t, talk);
     if (talk) {
         char cpu[128], mpi[128];
@@ -192,6 +203,7 @@ int bench_tune(const bench_options *o) {
                 "--tune under %s.\n# DTR_TUNE_FILE names this file; sections of other nodes may "
                 "be added.\nnode \"%s\" %d\n",
                 mpi, cpu, ranks);
+        write_threshold(to, "zero_copy", zero_copy);
         write_threshold(to, "cma_reduce", cma_reduce);
         write_threshold(to, "cma_copy", cma_copy);
         write_threshold(to, "stream", stream);
