@@ -143,19 +143,22 @@ static void send_out(dtr__notices *ns) {
 
 /* ---- taking ---- */
 
+bool dtr__status_shared(dtr_status s) {
+    return s == DTR_ERR_TIMEOUT || s == DTR_ERR_MISMATCH || s == DTR_ERR_ABORTED ||
+           s == DTR_ERR_REMOTE;
+}
+
 /* What the origin's status is for the other members: its own failures are REMOTE to them. */
 static void break_by_news(dtr_group *g, const news *n, dtr__queue *called) {
     dtr__error_context ctx = {
         .world = g->world, .operation = n->operation, .group = g->name, .seq = n->seq
     };
     dtr_status s = (dtr_status)n->status;
-    bool shared = s == DTR_ERR_TIMEOUT || s == DTR_ERR_MISMATCH || s == DTR_ERR_ABORTED ||
-                  s == DTR_ERR_REMOTE;
-    if (shared) {
+    if (dtr__status_shared(s)) {
         (void)DTR_FAIL(&ctx, s, "%s", n->text);
     } else {
-        s = DTR_FAIL(&ctx, DTR_ERR_REMOTE, "rank %d (world rank %d) failed with %s: %s",
-                     dtr_group_rank_of(g, n->origin), n->origin, dtr_status_name(s), n->text);
+        s = DTR_FAIL(&ctx, DTR_ERR_REMOTE, DTR__PEER_FAILED "%s", dtr_group_rank_of(g, n->origin),
+                     n->origin, dtr_status_name(s), n->text);
     }
     atomic_store(&g->told, 1);
     atomic_store(&g->lost, n->lost);

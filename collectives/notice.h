@@ -11,4 +11,9 @@ void dtr__notices_free(dtr__notices *ns, bool mpi_alive);
 /* News of a group that had not been made here when they came. */
 void dtr__notices_claim(dtr_group *group);
 
+/* Whether that status is the same on all members; else it is the failing rank's own, and REMOTE for
+ * the others with this text: its group rank, world rank and status in front of its own. */
+bool dtr__status_shared(dtr_status s);
+#define DTR__PEER_FAILED "rank %d (world rank %d) failed with %s: "
+
 #endif /* DTR_NOTICE_H */

@@ -195,6 +195,9 @@ dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_wor
                        "rank %d of group '%s' could not read the buffer of rank %d (world %d): %s; "
                        "DTR_CMA=off makes such buffers go through a staging buffer",
                        g->rank, g->name, peer, g->world_ranks[peer], strerror(op->attach_errno));
-    dtr__shm_publish(g, s, status, dtr_last_error_message());
-    return dtr__shm_broken(g, s, w);
+    if (!dtr__shm_publish(g, s, status, dtr_last_error_message())) {
+        return dtr__shm_broken(g, s, w); /* another was first */
+    }
+    s->agreed_break = true;
+    return status;
 }

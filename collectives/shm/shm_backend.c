@@ -225,7 +225,7 @@ static void shm_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     }
     if (!s->agreed_break) {
         dtr__error_restore(g->error, (dtr_status)atomic_load(&g->status));
-        dtr__shm_publish(g, s, (dtr_status)atomic_load(&g->status), dtr_last_error_message());
+        (void)dtr__shm_publish(g, s, (dtr_status)atomic_load(&g->status), dtr_last_error_message());
     }
     dtr__shm_end(s);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "declare.h"
+#include "notice.h"
 #include "shm/shm_internal.h"
 
 /* What `broken` says beside the operation. */
@@ -32,10 +33,19 @@ static bool written(const dtr__shm_control *control) {
     return (atomic_load_explicit(&control->broken, memory_order_acquire) & WRITTEN) != 0;
 }
 
-void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text) {
-    if (claim(s->control, 0)) {
+bool dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text) {
+    char told[sizeof s->control->text];
+    if (!dtr__status_shared(status)) {
+        snprintf(told, sizeof told, DTR__PEER_FAILED "%.900s", dtr__rank_told(g, g->rank),
+                 g->world_ranks[g->rank], dtr_status_name(status), text);
+        status = DTR_ERR_REMOTE;
+        text = told;
+    }
+    bool first = claim(s->control, 0);
+    if (first) {
         reveal(g, s->control, 0, status, text);
     }
+    return first;
 }
 
 /* Where this rank called from, for whoever writes the text. */

@@ -222,10 +222,11 @@ unsigned char *dtr__shm_attach_bounce(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
 dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
 
-/* shm_error.c: errors that all ranks of the group share. The first one published wins. */
+/* shm_error.c: errors that all ranks of the group share. The first one published wins; true: this
+ * one. What is this rank's own failure is DTR_ERR_REMOTE for the others. */
 dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w);
 dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
-void dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text);
+bool dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text);
 const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, char *text, size_t cap);
 
 #endif /* DTR_SHM_INTERNAL_H */

@@ -55,7 +55,10 @@ static dtr_status in_a_scope(const spot *s, const call *c) {
     dtr_work *work = NULL;
     dtr_buffer b = dtr_cpu(small, 4, DTR_F32);
     dtr_status e = dtr_coalesce_begin(s->group);
-    e = e == DTR_OK ? dtr_allreduce(s->group, b, b, DTR_SUM, NULL, NULL) : e;
+    if (e != DTR_OK) {
+        return e;
+    }
+    e = dtr_allreduce(s->group, b, b, DTR_SUM, NULL, NULL);
     e = e == DTR_OK ? issue(s->group, c, s->spare, NULL) : e;
     dtr_status ended = dtr_coalesce_end(s->group, &work); /* gives the first error again */
     e = e == DTR_OK ? ended : e;

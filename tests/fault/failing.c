@@ -1,0 +1,165 @@
+/* Faults of one rank's own: no memory before and after an operation has its number, and MPI calls
+ * that fail (reliability: EA1, EA2, FI18, FI19, FI29). Memory fails in the thread of the caller,
+ * allocation by allocation, so that every place is met that can find none. */
+#include <mpi.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "table.h"
+
+/* ---- what fails: linked with --wrap, and MPI_Isend in front of MPI's own ---- */
+
+static _Thread_local int allocations_left; /* until one fails; 0: none does */
+static _Thread_local bool fired;
+static _Atomic bool send_fails; /* the next one, of any thread */
+
+void *__real_malloc(size_t n);
+void *__wrap_malloc(size_t n);
+void *__real_calloc(size_t n, size_t each);
+void *__wrap_calloc(size_t n, size_t each);
+void *__real_realloc(void *p, size_t n);
+void *__wrap_realloc(void *p, size_t n);
+void *__real_aligned_alloc(size_t align, size_t n);
+void *__wrap_aligned_alloc(size_t align, size_t n);
+int __real_posix_memalign(void **p, size_t align, size_t n);
+int __wrap_posix_memalign(void **p, size_t align, size_t n);
+
+static bool fails_now(void) {
+    if (allocations_left == 0 || --allocations_left > 0) {
+        return false;
+    }
+    return fired = true;
+}
+
+void *__wrap_malloc(size_t n) {
+    return fails_now() ? NULL : __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t each) {
+    return fails_now() ? NULL : __real_calloc(n, each);
+}
+
+void *__wrap_realloc(void *p, size_t n) {
+    return fails_now() ? NULL : __real_realloc(p, n);
+}
+
+void *__wrap_aligned_alloc(size_t align, size_t n) {
+    return fails_now() ? NULL : __real_aligned_alloc(align, n);
+}
+
+int __wrap_posix_memalign(void **p, size_t align, size_t n) {
+    return fails_now() ? 12 /* ENOMEM */ : __real_posix_memalign(p, align, n);
+}
+
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+    return atomic_exchange(&send_fails, false)
+               ? MPI_ERR_OTHER
+               : PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+
+static bool is_victim(void) {
+    return th_rank() == 1;
+}
+
+static bool on_any(bool mine) {
+    int in = mine, any = 0;
+    MPI_Allreduce(&in, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return any != 0;
+}
+
+/* ---- FI18, FI29 ---- */
+
+static int n_retried, n_broken;
+
+/* One call in which the victim's n-th allocation fails; false: it needs fewer. */
+static bool without_memory(spot *s, int n) {
+    call c = table_call(s);
+    allocations_left = is_victim() ? n : 0;
+    fired = false;
+    dtr_status e = table_do(s, &c);
+    allocations_left = 0;
+    if (is_victim() && e == DTR_ERR_NOMEM && dtr_group_status(s->group) == DTR_OK) {
+        TABLE_WORDS(s, "memory");
+        n_retried++;
+        e = table_do(s, &c); /* nothing had happened: the others wait */
+    }
+    bool broke = on_any(e != DTR_OK);
+    if (broke) {
+        n_broken++;
+        TABLE_IS(s, e, is_victim() ? DTR_ERR_NOMEM : DTR_ERR_REMOTE);
+        TABLE_WORDS(s, "memory");
+        TABLE_IS(s, dtr_group_status(s->group), is_victim() ? DTR_ERR_NOMEM : DTR_ERR_REMOTE);
+        if (!is_victim()) {
+            TABLE_WORDS(s, "rank 1", "DTR_ERR_NOMEM");
+        }
+    }
+    return on_any(fired);
+}
+
+static void each_allocation(spot *s) {
+    enum { MOST = 60 };
+    dtr_group *given = s->group;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.backend = s->backend;
+    o.timeout_s = 600;
+    bool more = true;
+    for (int n = 1; more && n < MOST; n++) {
+        TH_OK(dtr_group_split(dtr_world_group(s->world), 0, 0, &o, &s->group));
+        more = without_memory(s, n);
+        TH_IS(dtr_group_destroy(s->group), DTR_OK);
+        TH_AGREE();
+    }
+    s->group = given;
+}
+
+START_TEST(FI18_FI29_no_memory) {
+    dtr_world *w = table_world("off");
+    n_retried = n_broken = 0;
+    table_each(w, SCOPE, each_allocation);
+    TH_ALL(on_any(n_retried > 0), "no call was made again");
+    TH_ALL(n_broken > 0, "no group broke");
+    table_end(w);
+}
+END_TEST
+
+/* ---- FI19 ---- */
+
+static void send_that_fails(spot *s) {
+    call c = table_call(s);
+    if (strcmp(s->backend, "cpu:mpi") != 0) {
+        return; /* the others need not send anything */
+    }
+    atomic_store(&send_fails, is_victim());
+    dtr_status e = table_do(s, &c);
+    TABLE_IS(s, e, is_victim() ? DTR_ERR_MPI : DTR_ERR_REMOTE);
+    TABLE_WORDS(s, "MPI_Isend");
+    if (is_victim()) {
+        dtr_error why = DTR_ERROR_INIT;
+        dtr_last_error(&why);
+        TH_CHECK(why.native == DTR_NATIVE_MPI && why.native_text[0] != '\0', "%s: native %d, '%s'",
+                 s->what, (int)why.native, why.native_text);
+    } else {
+        TABLE_WORDS(s, "rank 1", "DTR_ERR_MPI");
+    }
+    atomic_store(&send_fails, false);
+}
+
+START_TEST(FI19_an_MPI_call_fails) {
+    dtr_world *w = table_world("off");
+    table_each(w, SCOPE, send_that_fails);
+    table_end(w);
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "failing", 110);
+    th_add(tc, FI18_FI29_no_memory, 2, 0);
+    th_add(tc, FI19_an_MPI_call_fails, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "fault_failing", make);
+}
