@@ -321,6 +321,7 @@ struct dtr_group {
     dtr_work *p2p_unstarted, *p2p_cursor; /* first not started; next to be polled; progress_lock */
     dtr_work *spare;                      /* kept for the next blocking call; progress_lock */
     struct dtr__repeats *repeats;         /* NULL until the first; progress_lock */
+    dtr__rec_run run;                     /* of repeats; progress_lock */
     _Atomic uint64_t issued;              /* works of this rank */
     double next_deadline;                 /* no running work expires before; progress_lock */
     uint32_t passes;                      /* progress_lock */

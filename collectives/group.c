@@ -194,8 +194,8 @@ void dtr__group_list(dtr_group *group) {
     *(gs->last != NULL ? &gs->last->next : &gs->first) = group;
     gs->last = group;
     pthread_mutex_unlock(&gs->lock);
-    dtr__rec_group_add(group->world, group->id, group->uid, group->name, group->rank, group->size,
-                       group->world_ranks);
+    group->run.words = dtr__rec_group_add(group->world, group->id, group->uid, group->name,
+                                          group->rank, group->size, group->world_ranks);
     dtr__notices_claim(group);
 }
 

@@ -9,7 +9,8 @@
 enum {
     REPEATS = 16,        /* per group; a power of two */
     LOOKS_ALONE = 64,    /* before other groups must move, where there is no progress thread */
-    LOOKS_AT_ONCE = 8,   /* fewer take less than it is worth to look at the time again */
+    LOOKS_AT_ONCE = 32,  /* fewer take less than it is worth to look at the time again */
+    LOOKS_CROWDED = 2,   /* the same where each may give the processor away */
     CALLS_PER_NEWS = 64, /* between two looks for news of broken groups */
     BATCH_MOST = 8,      /* entries of a batch */
 };
@@ -180,8 +181,36 @@ static uint64_t *records_of(const dtr__repeat *p) {
     return (uint64_t *)(p->call.batch + p->call.n_batch);
 }
 
-static void finish_record(dtr_group *g, const dtr__repeat *p, uint64_t record, int64_t now) {
-    dtr__rec_finish(g->world, record, now);
+/* The record of a call under way. */
+typedef struct noted {
+    uint64_t number; /* 0: it has none */
+    bool follows;    /* it is the last of the group's run instead */
+} noted;
+
+static noted own_record(dtr_group *g, const dtr__repeat *p) {
+    noted n = { 0, false };
+    if (p->p2p) {
+        n.number = dtr__rec_begin(g->world, &p->record);
+    } else {
+        n.number = dtr__rec_lead(g->world, &g->run, p->id, &p->record);
+    }
+    if (p->call.n_batch > 0) {
+        dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
+                                 records_of(p));
+    }
+    return n;
+}
+
+static void finish_record(dtr_group *g, const dtr__repeat *p, noted n, bool at_once) {
+    if (n.follows) {
+        dtr__rec_follower_ended(&g->run, p->record.seq);
+        return;
+    }
+    if (n.number == 0) {
+        return;
+    }
+    int64_t now = at_once ? p->call.issued_ns : dtr__stamp_ns();
+    dtr__rec_finish(g->world, n.number, now);
     for (size_t i = 0; i < p->call.n_batch; i++) {
         dtr__rec_finish(g->world, records_of(p)[i], now);
     }
@@ -189,42 +218,44 @@ static void finish_record(dtr_group *g, const dtr__repeat *p, uint64_t record, i
 
 typedef enum progress { NOT_BEGUN, UNDER_WAY, FINISHED } progress;
 
-/* Issue time and record come after the post: they are made while it is on its way. The record's
- * place is taken before, because that would wait for the post to arrive. */
-static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
+/* Look for the others' posts. A call that takes long gets a record of its own. */
+static progress look(dtr_group *g, dtr__repeat *p, noted *n) {
     const dtr__backend *b = g->backend[p->backend];
     void *state = g->backend_state[p->backend];
     bool has_thread = dtr__progress_has_thread(g->world);
-    bool claimed = false, recorded = !g->world->unrecorded;
+    unsigned at_once = g->world->crowded ? LOOKS_CROWDED : LOOKS_AT_ONCE;
     dtr__backoff backoff = { 0 };
-    *record = recorded ? dtr__rec_claim(g->world, &claimed) : 0;
-    bool begun = b->repeat_post(g, state, p);
-    p->call.issued_ns = dtr__stamp_ns();
-    p->record.t_issued = p->call.issued_ns;
-    p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
-    if (claimed) {
-        dtr__rec_fill(g->world, *record, &p->record);
-    }
-    if (recorded && p->call.n_batch > 0) {
-        dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
-                                 records_of(p));
-    }
-    if (!begun) {
-        return NOT_BEGUN;
-    }
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
-        if (found > 0 && recorded) {
-            finish_record(g, p, *record,
-                          looks < LOOKS_AT_ONCE ? p->call.issued_ns : dtr__stamp_ns());
+        if (found > 0) {
+            finish_record(g, p, *n, looks < at_once);
+            return FINISHED;
         }
-        if (found != 0) {
-            return found > 0 ? FINISHED : UNDER_WAY;
+        bool over = found < 0 || !alone(g, looks, has_thread, &backoff);
+        if (n->follows && (over || looks == at_once)) {
+            *n = own_record(g, p);
         }
-        if (!alone(g, looks, has_thread, &backoff)) {
+        if (over) {
             return UNDER_WAY;
         }
     }
+}
+
+/* Issue time and record come after the post: they are made while it is on its way. */
+static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
+    noted n = { 0, false };
+    bool begun = g->backend[p->backend]->repeat_post(g, g->backend_state[p->backend], p);
+    p->call.issued_ns = dtr__stamp_ns();
+    p->record.t_issued = p->call.issued_ns;
+    p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
+    if (!g->world->unrecorded) {
+        n.follows =
+            begun && dtr__rec_follow(g->world, &g->run, p->id, p->record.seq, p->call.issued_ns);
+        n = n.follows ? n : own_record(g, p);
+    }
+    progress how = begun ? look(g, p, &n) : NOT_BEGUN;
+    *record = n.number;
+    return how;
 }
 
 /* What has not ended at once becomes the work kept for blocking calls. */

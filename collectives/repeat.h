@@ -2,9 +2,9 @@
  *
  * The first call of a sort goes the ordinary way. What that found out - that its arguments are
  * good, its fingerprint, its backend, the text of its record - stays with the group. The next call
- * from the same place with the same arguments only takes its numbers, shows its data, writes its
- * record while the others' data is on its way, and looks for them for a moment. Whatever is not
- * over by then, and whatever is unusual, becomes an ordinary work that the engine ends. */
+ * from the same place with the same arguments only takes its numbers, shows its data, is noted in
+ * the recording while the others' data is on its way, and looks for them for a moment. Whatever is
+ * not over by then, and whatever is unusual, becomes an ordinary work that the engine ends. */
 #ifndef DTR_REPEAT_H
 #define DTR_REPEAT_H
 

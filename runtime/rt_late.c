@@ -88,8 +88,8 @@ static void fill_times(const tally *t, window *w, int member) {
     int64_t to_real = t->one_host ? 0 : r->head.real_ns - r->head.mono_ns;
     for (size_t i = 0; i < r->n_records; i++) {
         const dtr__record *rec = &r->records[i];
-        if (rec->group == id && rec->state == DTR__REC_FINISHED && rec->seq >= w->first &&
-            rec->seq - w->first < w->n && dtr__record_collective(r, rec)) {
+        if (rec->group == id && rec->state == DTR__REC_FINISHED && rec->follower == 0 &&
+            rec->seq >= w->first && rec->seq - w->first < w->n && dtr__record_collective(r, rec)) {
             w->at[(uint64_t)member * w->n + (rec->seq - w->first)] = rec->t_issued + to_real;
         }
     }

@@ -14,7 +14,11 @@
 #include "rt_recording.h"
 
 #define BUSY UINT64_MAX
-enum { WORDS = sizeof(dtr__record) / sizeof(uint64_t), TRIES = 10000 };
+enum {
+    WORDS = sizeof(dtr__record) / sizeof(uint64_t),
+    TRIES = 10000,
+    PAUSE_NS = 5000 /* a call that comes later does not follow */
+};
 
 typedef struct slot {
     _Atomic uint64_t word[WORDS]; /* word 0 is dtr__record.number */
@@ -177,18 +181,14 @@ static void expect(slot *s) {
     }
 }
 
-uint64_t dtr__rec_claim(dtr_world *world, bool *claimed) {
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
     dtr__recorder *recorder = world->recorder;
     uint64_t number = next_number(recorder);
     slot *s = slot_of(recorder, number);
-    *claimed = (recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1);
-    return number;
-}
-
-void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r) {
-    dtr__recorder *recorder = world->recorder;
-    slot *s = slot_of(recorder, number);
     uint32_t thread = thread_id();
+    if (!(recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1)) {
+        return number;
+    }
     store_record(s, r);
     SET(s, world_serial, world->serial);
     SET(s, thread, thread);
@@ -203,14 +203,6 @@ void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r) {
     expect(slot_of(recorder, number + 1));
     if (world->metrics != NULL) {
         dtr__metrics_issued(world->metrics, r);
-    }
-}
-
-uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
-    bool claimed = false;
-    uint64_t number = dtr__rec_claim(world, &claimed);
-    if (claimed) {
-        dtr__rec_fill(world, number, r);
     }
     return number;
 }
@@ -291,15 +283,68 @@ void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, in
     atomic_store_explicit(&s->word[0], number, memory_order_release);
 }
 
-size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap) {
-    const dtr__recorder *recorder = world->recorder;
-    uint64_t last = atomic_load(&recorder->last), n = 0;
-    uint64_t wanted = cap < recorder->entries ? cap : recorder->entries;
-    for (uint64_t i = last > wanted ? last - wanted + 1 : 1; i <= last; i++) {
-        slot *s = slot_of(recorder, i);
-        load_record(s, &out[n]);
-        uint64_t after = atomic_load_explicit(&s->word[0], memory_order_relaxed);
-        n += out[n].number == i && after == i;
+/* ---- calls that follow a record ---- */
+
+/* What the followers' words say goes into the record itself, because they are used again. */
+static void close_run(dtr_world *world, const dtr__rec_run *run, uint64_t first) {
+    uint64_t begun = atomic_load_explicit(&run->words->begun, memory_order_relaxed);
+    uint64_t followers = begun - first;
+    slot *s = slot_of(world->recorder, run->number);
+    if (followers != 0 && enter(s, run->number, run->number)) {
+        SET(s, follower, followers);
+        SET(s, t_follower, run->t);
+        leave(s, run->number);
     }
+}
+
+uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r) {
+    dtr__rec_followers *words = run->words;
+    uint64_t number = dtr__rec_begin(world, r);
+    if (words == NULL) {
+        return number;
+    }
+    if (run->number != 0) {
+        if (atomic_load_explicit(&words->begun, memory_order_relaxed) == r->seq) {
+            atomic_store_explicit(&words->begun, r->seq - 1, memory_order_release);
+        }
+        close_run(world, run, run->first);
+        atomic_store_explicit(&words->record, 0, memory_order_release);
+    }
+    atomic_store_explicit(&words->begun, r->seq, memory_order_release);
+    atomic_store_explicit(&words->ended, r->seq, memory_order_release);
+    atomic_store_explicit(&words->t_begun, r->t_issued, memory_order_release);
+    atomic_store_explicit(&words->record, number, memory_order_release);
+    run->sort = sort;
+    run->number = number;
+    run->first = r->seq;
+    run->next = r->seq + 1;
+    run->t = r->t_issued;
+    run->thread = thread_id();
+    return number;
+}
+
+bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
+                     int64_t now_ns) {
+    const dtr__recorder *r = world->recorder;
+    if (world->metrics != NULL || run->sort != sort || run->next != seq ||
+        seq % DTR__REC_RUN_MOST == 0 || now_ns - run->t >= PAUSE_NS || run->thread != thread_id() ||
+        atomic_load_explicit(&r->last, memory_order_relaxed) != run->number) {
+        return false;
+    }
+    run->next = seq + 1;
+    run->t = now_ns;
+    atomic_store_explicit(&run->words->t_begun, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&run->words->begun, seq, memory_order_release);
+    return true;
+}
+
+size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap) {
+    const dtr__rec_memory *m = &world->recorder->memory;
+    dtr__recording *r = dtr__recording_glance(m->header, m->nbytes, cap);
+    size_t n = r == NULL ? 0 : r->n_records < cap ? r->n_records : cap;
+    if (n > 0) {
+        memcpy(out, r->records + (r->n_records - n), n * sizeof *out);
+    }
+    dtr__recording_free(r);
     return n;
 }

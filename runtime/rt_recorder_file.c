@@ -16,7 +16,11 @@
 #include "rt_metrics.h"
 #include "rt_recording.h"
 
-enum { FOLDER_MODE = 0700, FILE_MODE = 0600 };
+enum { FOLDER_MODE = 0700, FILE_MODE = 0600, LINE = 64 };
+
+static size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
 
 /* ---- folder and file ---- */
 
@@ -157,7 +161,7 @@ static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_heade
     h->entries = entries;
     h->groups = DTR__RECORDING_GROUPS;
     h->members = DTR__RECORDING_MEMBERS;
-    h->groups_at = sizeof *h;
+    h->groups_at = round_up(sizeof *h, LINE);
     h->members_at = h->groups_at + h->groups * sizeof(dtr__rec_group);
     h->ring_at = nbytes - entries * sizeof(dtr__record);
     h->spans = span_count(entries);
@@ -186,10 +190,6 @@ static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_heade
     }
     atomic_store(&h->phase, DTR__PHASE_OPENING);
     h->magic = DTR__RECORDING_MAGIC;
-}
-
-static size_t round_up(size_t n, size_t to) {
-    return (n + to - 1) / to * to;
 }
 
 /* ---- a process that ends with open worlds ---- */
@@ -223,7 +223,8 @@ __attribute__((destructor)) static void note_exit(void) {
 
 dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_memory *m) {
     *m = (dtr__rec_memory){ .fd = -1 };
-    size_t before = sizeof(dtr__rec_header) + DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
+    size_t before = round_up(sizeof(dtr__rec_header), LINE) +
+                    DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
                     DTR__RECORDING_MEMBERS * sizeof(int32_t);
     m->nbytes = round_up(before + span_count(entries) * sizeof(dtr__rec_span), 4096) +
                 entries * sizeof(dtr__record);
@@ -315,8 +316,9 @@ void dtr__rec_phase(dtr_world *world, dtr__world_phase phase) {
     }
 }
 
-void dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid, const char *name, int own_rank,
-                        int size, const int *world_ranks) {
+dtr__rec_followers *dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid,
+                                       const char *name, int own_rank, int size,
+                                       const int *world_ranks) {
     dtr__rec_header *h = dtr__recorder_header(world);
     pthread_mutex_lock(&lock);
     dtr__rec_group *g = h != NULL ? free_entry(h) : NULL;
@@ -329,9 +331,11 @@ void dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid, const char 
         g->status = DTR_OK;
         snprintf(g->name, sizeof g->name, "%s", name);
         fill_members(h, g, world_ranks);
+        atomic_store(&g->followers.record, 0);
         atomic_store(&g->id, id);
     }
     pthread_mutex_unlock(&lock);
+    return g != NULL ? &g->followers : NULL;
 }
 
 static dtr__rec_group *find_group(dtr__rec_header *h, uint32_t id) {

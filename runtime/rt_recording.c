@@ -26,9 +26,14 @@ copy_words(void *to, const void *from, size_t nbytes) {
     }
 }
 
-/* Times that can be added to and taken from each other without overflow: 73 years. */
+/* Times since a start (73 years) and of day (until 2116): a time of day less one of the first sort
+ * and more another one fits into 64 bits, and so does the difference of two such sums. */
 static bool is_time(int64_t ns) {
     return ns >= 0 && ns < INT64_C(1) << 61;
+}
+
+static bool is_time_of_day(int64_t ns) {
+    return ns >= 0 && ns < INT64_C(1) << 62;
 }
 
 static bool inside(uint64_t at, uint64_t n, uint64_t each, uint64_t nbytes) {
@@ -59,10 +64,11 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
         return "its number of entries is damaged";
     }
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
-        h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) || !is_time(h->real_ns) ||
-        !is_time(atomic_load(&h->beat_ns)) || !is_time(h->failure.t) || !is_time(h->local.t) ||
-        h->groups > DTR__RECORDING_GROUPS || h->members > DTR__RECORDING_MEMBERS || h->spans == 0 ||
-        h->spans > DTR__RECORDING_SPANS || (h->spans & (h->spans - 1)) != 0) {
+        h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) ||
+        !is_time_of_day(h->real_ns) || !is_time(atomic_load(&h->beat_ns)) ||
+        !is_time(h->failure.t) || !is_time(h->local.t) || h->groups > DTR__RECORDING_GROUPS ||
+        h->members > DTR__RECORDING_MEMBERS || h->spans == 0 || h->spans > DTR__RECORDING_SPANS ||
+        (h->spans & (h->spans - 1)) != 0) {
         return "its header is damaged";
     }
     if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||
@@ -100,7 +106,13 @@ static bool read_groups(dtr__recording *r, const char *image) {
     copy_words(r->members, image + h->members_at, h->members * sizeof(int32_t) / 8 * 8);
     for (uint64_t i = 0; i < h->groups; i++) {
         dtr__rec_group *g = &r->groups[r->n_groups];
-        copy_words(g, image + h->groups_at + i * sizeof *g, sizeof *g);
+        const char *from = image + h->groups_at + i * sizeof *g;
+        uint64_t again = 0;
+        copy_words(g, from, sizeof *g);
+        copy_words(&again, from + offsetof(dtr__rec_group, followers.record), sizeof again);
+        if (again != atomic_load(&g->followers.record)) {
+            atomic_store(&g->followers.record, 0); /* another run is beginning */
+        }
         END_TEXT(g->name);
         bool sane = g->size >= 1 && g->size <= h->world_size && g->own_rank >= 0 &&
                     g->own_rank < g->size && g->members >= -1 &&
@@ -136,6 +148,67 @@ static uint64_t newest_number(const char *ring, uint64_t entries) {
     return base + low;
 }
 
+/* ---- calls that followed a record ---- */
+
+/* Those of one record, and how many of them have ended. */
+typedef struct followers {
+    uint64_t n, ended;
+    int64_t t; /* issue of the last one */
+} followers;
+
+static followers followers_of(const dtr__recording *r, const dtr__record *rec) {
+    followers f = { rec->follower, rec->follower, rec->t_follower };
+    const dtr__rec_group *g = dtr__recording_group(r, rec->group);
+    if (g != NULL && atomic_load(&g->followers.record) == rec->number) {
+        uint64_t begun = atomic_load(&g->followers.begun), ended = atomic_load(&g->followers.ended);
+        f.n = begun - rec->seq;
+        f.t = atomic_load(&g->followers.t_begun);
+        f.ended = ended >= begun ? f.n : f.n - 1;
+    }
+    if (f.n >= DTR__REC_RUN_MOST || rec->seq == 0 || rec->seq >= UINT64_C(1) << 62 ||
+        !is_time(f.t)) {
+        f.n = 0;
+    }
+    return f;
+}
+
+/* The k'th call behind `rec`. Only the last one's time is known; the others lie between. */
+static dtr__record follower(const dtr__record *rec, const followers *f, uint64_t k) {
+    dtr__record one = *rec;
+    int64_t limit = is_time(rec->deadline) ? rec->deadline - rec->t_issued : 0;
+    int64_t from = rec->t_finished > rec->t_issued ? rec->t_finished : rec->t_issued;
+    int64_t to = f->t > from ? f->t : from;
+    one.follower = k;
+    one.t_follower = 0;
+    one.seq += k;
+    one.op_id += k;
+    one.t_issued = to - (to - from) / (int64_t)f->n * (int64_t)(f->n - k);
+    one.t_enqueued = one.t_started = 0;
+    one.t_finished = k <= f->ended ? one.t_issued : 0;
+    one.state = k <= f->ended ? DTR__REC_FINISHED : DTR__REC_ISSUED;
+    one.status = DTR_OK;
+    one.deadline = limit > 0 ? one.t_issued + limit : 0;
+    return one;
+}
+
+/* From the `n` records in order, which stay at the front of `all`, those and their followers, of
+ * these as many of the newest as there is room for. */
+static size_t expand(const dtr__recording *r, dtr__record *all, size_t n, size_t room) {
+    size_t at = room;
+    for (size_t i = n; i > 0; i--) {
+        dtr__record rec = all[i - 1];
+        followers f = followers_of(r, &rec);
+        for (uint64_t k = f.n; k > 0 && at > i; k--) {
+            all[--at] = follower(&rec, &f, k);
+        }
+        rec.follower = 0;
+        rec.t_follower = 0;
+        all[--at] = rec;
+    }
+    memmove(all, all + at, (room - at) * sizeof *all);
+    return room - at;
+}
+
 static void read_record(dtr__recording *r, const char *ring, uint64_t i) {
     const char *from = ring + i * sizeof(dtr__record);
     dtr__record *rec = &r->records[r->n_records];
@@ -145,9 +218,10 @@ static void read_record(dtr__recording *r, const char *ring, uint64_t i) {
     }
     END_TEXT(rec->label);
     END_TEXT(rec->site);
-    bool whole = rec->number == number_at(ring, i) && (rec->number & (r->head.entries - 1)) == i &&
-                 rec->state >= DTR__REC_ISSUED && rec->state <= DTR__REC_FAILED &&
-                 is_time(rec->t_issued) && is_time(rec->t_started) && is_time(rec->t_finished);
+    bool whole = rec->number != UINT64_MAX && rec->number == number_at(ring, i) &&
+                 (rec->number & (r->head.entries - 1)) == i && rec->state >= DTR__REC_ISSUED &&
+                 rec->state <= DTR__REC_FAILED && is_time(rec->t_issued) &&
+                 is_time(rec->t_started) && is_time(rec->t_finished);
     r->n_records += whole;
     r->torn += !whole;
 }
@@ -162,7 +236,8 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes, 
         begin = newest_number(ring, h->entries) + 1 + h->entries - most;
         there = most;
     }
-    r->records = calloc(there + 1, sizeof *r->records);
+    const size_t room = 2 * there + DTR__REC_RUN_MOST;
+    r->records = calloc(room, sizeof *r->records);
     if (r->records == NULL) {
         return false;
     }
@@ -170,6 +245,7 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes, 
         read_record(r, ring, (begin + i) & (h->entries - 1));
     }
     qsort(r->records, r->n_records, sizeof *r->records, by_number);
+    r->n_records = expand(r, r->records, r->n_records, room);
     return true;
 }
 

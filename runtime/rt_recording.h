@@ -8,7 +8,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 2,
+    DTR__RECORDING_VERSION = 3,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -68,8 +68,10 @@ typedef struct dtr__rec_group {
     int32_t status;        /* what broke it */
     char name[64];
     uint64_t reserved[3];
+    dtr__rec_followers followers; /* of its newest record */
 } dtr__rec_group;
-_Static_assert(sizeof(dtr__rec_group) == 128, "part of the file format");
+_Static_assert(sizeof(dtr__rec_group) == 192 && offsetof(dtr__rec_group, followers) == 128,
+               "part of the file format; whole cache lines");
 
 /* A stretch of time that is no operation, as a backward pass: written when it is over. The ring is
  * one of its own, so that spans drive no operation out of the other. */
@@ -111,7 +113,7 @@ typedef struct dtr__recording {
     size_t n_groups;
     int32_t *members;
     size_t n_members;
-    dtr__record *records; /* by number, oldest first */
+    dtr__record *records; /* oldest first: by number, then followers */
     size_t n_records, torn;
     dtr__rec_span *spans; /* by number, oldest first; none after a glance */
     size_t n_spans;

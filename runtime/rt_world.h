@@ -221,20 +221,51 @@ typedef struct dtr__record {
     uint32_t thread;
     int32_t status;
     int64_t t_issued, t_enqueued, t_started, t_finished, deadline; /* monotonic ns, 0 = not yet */
-    uint64_t reserved[4];
+    /* In the ring: how many calls have followed it closely (dtr__rec_follow), and when the last of
+     * them was issued. Readers make records of those, which have the number of the one they
+     * followed, and their place behind it here; times are estimates. 0: not one of those. */
+    uint64_t follower;
+    int64_t t_follower;
+    uint64_t reserved[2];
 } dtr__record;
 _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs");
 /* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
  * (from 1). */
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
-/* The same in two steps: what waits for earlier stores to go out, and what only stores, at once
- * after it and if `claimed`. */
-uint64_t dtr__rec_claim(dtr_world *world, bool *claimed);
-void dtr__rec_fill(dtr_world *world, uint64_t number, const dtr__record *r);
 /* Notes a state and its time; does nothing when the slot was reused. */
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
 /* Success at a time just looked at, noted by the thread that issued the operation. */
 void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
+
+/* A collective that is called again and again, each time right after the one before, does not need
+ * a record each time: of those that follow one the recording has the last one's number and time,
+ * which are a few words per group. What makes a difference ends the run: another record of any
+ * group, another thread, a pause, a call that takes long. So does every DTR__REC_RUN_MOST'th
+ * number, so that all ranks have records of the same calls. With metrics there are no runs. */
+enum { DTR__REC_RUN_MOST = 64 };
+typedef struct dtr__rec_followers { /* in the recording; one writer, atomic words */
+    _Atomic uint64_t record;        /* number of the one they follow, 0: none; written last */
+    _Atomic uint64_t begun, ended;  /* sequence numbers of the last ones; at first the record's */
+    _Atomic int64_t t_begun;
+    uint64_t reserved[4];
+} dtr__rec_followers;
+typedef struct dtr__rec_run {
+    dtr__rec_followers *words; /* NULL: the recording has no room for the group's */
+    uint64_t sort, number;     /* of calls; of the record */
+    uint64_t first, next;      /* sequence numbers: the record's, and what may follow */
+    int64_t t;                 /* of the last call */
+    uint32_t thread;
+} dtr__rec_run;
+/* A record for call `r->seq` of a sort of calls, by which a run begins. Returns its number. */
+uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r);
+/* Whether the call follows closely; then it is noted as begun, and dtr__rec_follower_ended or
+ * dtr__rec_lead is to come. */
+bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
+                     int64_t now_ns);
+static inline void dtr__rec_follower_ended(const dtr__rec_run *run, uint64_t seq) {
+    atomic_store_explicit(&run->words->ended, seq, memory_order_release);
+}
+
 /* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */
 size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
 
@@ -250,8 +281,9 @@ typedef enum dtr__world_phase {
  * and operators are called; with this thread's last error: what broke a group, and a call that was
  * refused. */
 void dtr__rec_phase(dtr_world *world, dtr__world_phase phase);
-void dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid, const char *name, int own_rank,
-                        int size, const int *world_ranks);
+dtr__rec_followers *dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid,
+                                       const char *name, int own_rank, int size,
+                                       const int *world_ranks);
 void dtr__rec_group_end(dtr_world *world, uint32_t id);
 void dtr__rec_names(dtr_world *world, const char *(*kind)(int), int kinds, const char *(*op)(int),
                     int ops);
