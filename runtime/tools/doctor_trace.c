@@ -74,6 +74,23 @@ static void write_bucket(FILE *to, int rank, const dtr__record *rec, int64_t beg
     }
 }
 
+/* What a layer says of its own work overlaps with operations too. */
+static void write_span(FILE *to, const doctor_job *job, int rank, const dtr__rec_span *s,
+                       int64_t zero) {
+    const dtr__recording *r = job->rank[rank].rec;
+    const int64_t at[] = { doctor_time(r, s->t_begin) - zero, doctor_time(r, s->t_end) - zero };
+    for (int i = 0; i < 2; i++) {
+        fprintf(to,
+                ",\n{\"ph\":\"%c\",\"cat\":\"span\",\"id\":\"%d.s%" PRIu64
+                "\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"args\":{\"label\":",
+                i == 0 ? 'b' : 'e', rank, s->number, rank, us(at[i]));
+        dtr__json_string(to, s->label);
+        fprintf(to, ",\"nbytes\":%" PRIu64 "},\"name\":", s->nbytes);
+        dtr__json_string(to, s->what);
+        fprintf(to, "}");
+    }
+}
+
 static void write_record(FILE *to, const doctor_job *job, int rank, const dtr__record *rec,
                          rows *all, int64_t zero) {
     const dtr__recording *r = job->rank[rank].rec;
@@ -120,6 +137,9 @@ static bool write_rank(FILE *to, const doctor_job *job, int rank, int64_t zero) 
     for (size_t i = 0; i < r->n_records; i++) {
         write_record(to, job, rank, &r->records[i], all, zero);
     }
+    for (size_t i = 0; i < r->n_spans; i++) {
+        write_span(to, job, rank, &r->spans[i], zero);
+    }
     free(all);
     return true;
 }
@@ -130,6 +150,10 @@ static int64_t earliest(const doctor_job *job) {
         const dtr__recording *r = job->rank[i].rec;
         for (size_t k = 0; r != NULL && k < r->n_records; k++) {
             int64_t t = doctor_time(r, r->records[k].t_issued);
+            zero = t < zero ? t : zero;
+        }
+        for (size_t k = 0; r != NULL && k < r->n_spans; k++) {
+            int64_t t = doctor_time(r, r->spans[k].t_begin);
             zero = t < zero ? t : zero;
         }
     }

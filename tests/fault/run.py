@@ -170,6 +170,8 @@ def robust():
     for r in range(ranks):
         buckets = [(e["ph"], e["name"].split(".")[-1]) for e in events if e.get("cat") == "bucket" and e["pid"] == r]
         check(buckets == [("b", "bucket0"), ("e", "bucket0")], "buckets of rank %d: %s" % (r, buckets))
+        spans = {e["name"] for e in events if e.get("cat") == "span" and e["pid"] == r}
+        check({"ddp_backward", "ddp_bucket"} <= spans, "spans of rank %d: %s" % (r, spans))
     check(sum("'warm'" in e["name"] for e in slices) == 20 * ranks, "not all operations are in the trace")
     names = files()
     check(len(names) == ranks, "%d recordings of %d ranks" % (len(names), ranks))
