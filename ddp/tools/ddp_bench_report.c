@@ -102,8 +102,10 @@ void report_run(const ddp_bench *b, int run) {
                median(b, PHASE_BACKWARD, WHO_NONE) * 1e3, b->stats.average.comm_s * 1e3,
                b->stats.average.exposed_comm_s * 1e3);
     }
-    printf("# %zu buckets, %zu collectives per step", b->stats.last.buckets,
-           b->stats.last.collectives);
+    printf("# %zu buckets, %zu collectives per step; %.1f MiB copied into them, %.1f MiB back",
+           b->stats.last.buckets, b->stats.last.collectives,
+           (double)b->stats.copied_in_bytes / (1 << 20),
+           (double)b->stats.copied_out_bytes / (1 << 20));
     if (b->allocations >= 0) {
         printf("; %.1f allocations per steady step", b->allocations);
     }
@@ -165,6 +167,8 @@ void report_json(FILE *to, const ddp_bench *b, int run) {
     if (b->checked) {
         fprintf(to, ", \"wrong\": %zu", b->wrong[WHO_DTR]);
     }
+    fprintf(to, ", \"copied_in_bytes\": %zu, \"copied_out_bytes\": %zu", b->stats.copied_in_bytes,
+            b->stats.copied_out_bytes);
     if (b->allocations >= 0) {
         fprintf(to, ", \"allocations_per_step\": %.1f", b->allocations);
     }

@@ -57,6 +57,7 @@ def check_run():
         for key in ("sync_ms", "mpi_sync_ms", "sync_ratio", "exposed_ms", "hidden", "exposed_ratio_inline"):
             expect(isinstance(one.get(key), (int, float)), "%s in the JSON: %s", key, one.get(key))
         expect(one["wrong"] == 0 and one["buckets"] > 1, "results or buckets: %s", one)
+        expect(one["copied_in_bytes"] == one["copied_out_bytes"] == 0, "views are copied: %s", one)
     # Every way of giving and reducing gradients runs; only the sync phase without compute.
     for more in (["--grads", "copy"], ["--reduce-dtype", "bf16"], ["--hook", "fp16"], ["--hook", "q8"], ["--no-peer"]):
         text = run(pair + common + ["--runs", "1", "--compute", "none", "--no-gauge", "--json", out] + more, (0,))
