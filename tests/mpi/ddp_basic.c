@@ -213,6 +213,7 @@ static void several_times(bool alias) {
     synth_free(&s);
 }
 
+/* T55, G3, G7, S3, S5, M2. */
 START_TEST(repeated_ready) {
     several_times(false);
     several_times(true);
@@ -422,6 +423,7 @@ static void go_on(dtr_ddp *ddp, const synth *s, int state) {
     TH_IS(dtr_ddp_set_sync(ddp, true), DTR_OK);
 }
 
+/* T57, ST1, F10, F12, ER6. */
 START_TEST(states) {
     synth s = synth_equal(3, 20);
     dtr_ddp *ddp = ddp_new(&s, NULL);
@@ -525,6 +527,7 @@ static void in_threads(dtr_ddp *ddp, const size_t *order, size_t n) {
     }
 }
 
+/* G1, A5, M7; IV1 to IV8 are looked at in every test of modules under sanitizers. */
 START_TEST(ready_orders) {
     enum { N = 40 };
     th_rng g = { 1000 + (uint64_t)th_rank() }; /* other orders on other ranks */

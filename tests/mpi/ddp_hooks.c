@@ -171,7 +171,7 @@ START_TEST(chained_steps) {
 }
 END_TEST
 
-/* ---- T51, T53: registration ---- */
+/* ---- T51, T53, Q2, Q3, Q7: registration ---- */
 
 START_TEST(registration) {
     synth s = synth_equal(2, 20);

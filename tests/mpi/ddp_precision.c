@@ -1,4 +1,5 @@
-/* T62: how exact averages are, for every gradient type, and that all ranks hold the same bits. */
+/* T62, H1a: how exact averages are, for every gradient type, and that all ranks hold the same bits.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
