@@ -200,7 +200,7 @@ static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const c
                    "%s%s.device is cuda:%d, but this process sees %d CUDA device%s (%s)", k->entry,
                    name, b->device.index, n, n == 1 ? "" : "s", dtr__cuda_text(why));
         }
-        if (k->group->stage_use == 0) {
+        if (k->group->cuda_use == 0) {
             REFUSE(k, DTR_ERR_DEVICE,
                    "%s%s is on cuda:%d, and the group has no backend for CUDA buffers: its "
                    "backends are \"%s\"",

@@ -229,6 +229,7 @@ struct dtr__moves;
 typedef struct dtr__backend {
     const char *name;
     dtr_device_type device;
+    bool overlaps; /* its collectives are watched all at once, as messages are */
     /* 0: cannot serve this call (why, if given, says so in a few words); else preference, highest
      * wins under auto. `call` NULL asks for the group as a whole. */
     int (*score)(const dtr_group *group, const dtr__call *call, const char **why);
@@ -294,9 +295,10 @@ struct dtr_group {
     const dtr__backend *backend[DTR__MAX_BACKENDS];
     void *backend_state[DTR__MAX_BACKENDS];
     int n_backends;
-    bool explicit_backend;            /* named: never falls back */
-    char stage_use;                   /* 'a': automatic, 'n': named, 0: serves no device buffers */
-    struct dtr__stage *stages;        /* what serves them, one per device; queue_lock */
+    bool explicit_backend;     /* named: never falls back */
+    char cuda_use;             /* device buffers: 'a' automatic, 'n' nccl, 's' stage, 0 none */
+    struct dtr__nccl *nccl;    /* NULL: 'n' and 'a' have no device here */
+    struct dtr__stage *stages; /* of the stage backend, one per device; queue_lock */
     const dtr_group_options *options; /* the caller's, while the group is being made */
 
     _Atomic uint64_t seq, p2p_seq;

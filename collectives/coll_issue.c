@@ -4,8 +4,8 @@
 
 #include "engine.h"
 #include "kernels/kernels.h"
+#include "nccl/nccl_calls.h"
 #include "repeat.h"
-#include "stage/stage.h"
 
 enum { PASSES_PER_NEWS = 64 }; /* between two looks for news of broken groups */
 
@@ -419,14 +419,13 @@ static dtr_status issue_queued(dtr_group *g, const dtr__request *r, int64_t now,
         return run_nothing(g, &c, r, work);
     }
     const char *site = dtr__call_site_cached(&c);
-    DTR_TRY(c.device.type != DTR_CPU ? dtr__stage_issue(g, &c, r, site, &w)
+    DTR_TRY(c.device.type != DTR_CPU ? dtr__device_issue(g, &c, r, site, &w)
                                      : run_async(g, &c, r, backend, site, &w));
     if (work != NULL) {
         *work = w;
         return DTR_OK;
     }
-    dtr__work_block(w);
-    dtr_status s = dtr__work_result(w);
+    dtr_status s = dtr_work_wait(w, -1); /* on a device the stream waits */
     dtr__work_unref(w);
     return s;
 }

@@ -6,6 +6,7 @@
 
 #include "death.h"
 #include "engine.h"
+#include "nccl/nccl_calls.h"
 
 enum {
     P2P_PER_PASS = 64,       /* of many outstanding ones, a pass polls some, in turn */
@@ -27,8 +28,13 @@ void dtr__work_keep_late(dtr_group *g, dtr_work *w) {
     }
 }
 
+/* The list of those that do not wait for each other, or of those that take turns. */
+static dtr__queue *running_list(dtr_group *g, const dtr_work *w) {
+    return dtr__kind_is_p2p(w->call.kind) || w->backend->overlaps ? &g->p2p : &g->collectives;
+}
+
 static void link_running(dtr_group *g, dtr_work *w) {
-    dtr__queue *q = dtr__kind_is_p2p(w->call.kind) ? &g->p2p : &g->collectives;
+    dtr__queue *q = running_list(g, w);
     w->run_next = NULL;
     w->run_prev = q->tail;
     *(q->tail != NULL ? &q->tail->run_next : &q->head) = w;
@@ -46,7 +52,7 @@ static void link_running(dtr_group *g, dtr_work *w) {
 
 /* Gives the engine's reference back. */
 static void unlink_running(dtr_group *g, dtr_work *w) {
-    dtr__queue *q = dtr__kind_is_p2p(w->call.kind) ? &g->p2p : &g->collectives;
+    dtr__queue *q = running_list(g, w);
     if (g->p2p_unstarted == w) {
         g->p2p_unstarted = w->run_next;
     }
@@ -105,6 +111,7 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     g->error = dtr__error_save(); /* freed with the group, the pool's with the last work */
     atomic_store_explicit(&g->status, s, memory_order_release);
     dtr__rec_failure(g->world, g->id, s); /* before a waiter returns and may end the world */
+    dtr__nccl_stop(g);
     while (g->works.head != NULL) {
         dtr__work_end_locked(g->works.head, s, error, called);
     }
@@ -147,7 +154,7 @@ static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *t
         snprintf(text, cap, "a thread is still inside the transport");
         return text;
     }
-    dtr_work *head = dtr__kind_is_p2p(w->call.kind) ? w : g->collectives.head;
+    dtr_work *head = running_list(g, w) == &g->p2p ? w : g->collectives.head;
     if (head != NULL && head->started && head->backend->waits_for != NULL) {
         head->backend->waits_for(g, head->backend_state, head, why, sizeof why);
     }

@@ -105,8 +105,9 @@ static dtr_status new_item(const dtr_group *g, dtr_device_type device, const cha
     return DTR_OK;
 }
 
-dtr_status dtr__exchange_put(dtr_group *g, dtr_device_type device, const char *key,
-                             const void *value, size_t nbytes) {
+/* To one member, or with -1 to all. */
+static dtr_status put(dtr_group *g, dtr_device_type device, int to, const char *key,
+                      const void *value, size_t nbytes) {
     dtr__exchange *x = g->world->groups->exchange;
     item *i = NULL;
     dtr_status s = DTR_OK;
@@ -114,7 +115,7 @@ dtr_status dtr__exchange_put(dtr_group *g, dtr_device_type device, const char *k
     dtr__mpi_lock(g->world);
     pthread_mutex_lock(&x->lock);
     for (int r = 0; r < g->size && s == DTR_OK; r++) {
-        if (r != g->rank) {
+        if (r != g->rank && (to < 0 || r == to)) {
             s = dtr__post(g->world, &x->letters, g->world_ranks[r], DTR__TAG_EXCHANGE, &i->epoch,
                           WIRE_HEAD, i->value, nbytes);
         }
@@ -124,6 +125,16 @@ dtr_status dtr__exchange_put(dtr_group *g, dtr_device_type device, const char *k
     pthread_mutex_unlock(&x->lock);
     dtr__mpi_unlock(g->world);
     return s;
+}
+
+dtr_status dtr__exchange_put(dtr_group *g, dtr_device_type device, const char *key,
+                             const void *value, size_t nbytes) {
+    return put(g, device, -1, key, value, nbytes);
+}
+
+dtr_status dtr__exchange_tell(dtr_group *g, dtr_device_type device, int rank, const char *key,
+                              const void *value, size_t nbytes) {
+    return put(g, device, rank, key, value, nbytes);
 }
 
 /* x->lock and the right to call MPI are held. */
@@ -167,6 +178,13 @@ static bool look(dtr__exchange *x, const dtr_group *g, dtr_device_type device, c
     pthread_mutex_unlock(&x->lock);
     dtr__mpi_unlock(g->world);
     return i != NULL;
+}
+
+dtr_status dtr__exchange_look(dtr_group *g, dtr_device_type device, const char *key, void *value,
+                              size_t cap, size_t *nbytes, bool *found) {
+    dtr_status s = DTR_OK;
+    *found = look(g->world->groups->exchange, g, device, key, value, cap, nbytes, &s);
+    return s;
 }
 
 dtr_status dtr__exchange_get(dtr_group *g, dtr_device_type device, const char *key, void *value,

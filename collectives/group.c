@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "groups.h"
+#include "nccl/nccl_calls.h"
 #include "post.h"
 #include "stage/stage.h"
 
@@ -155,9 +156,13 @@ dtr_status dtr__group_connect(dtr_group *group) {
     int n = 0;
     dtr_status s = open_backends(group, &n);
     if (s >= 0) {
+        s = dtr__nccl_open(group);
+    }
+    if (s >= 0) {
         s = dtr__engine_open(group, group->is_world ? group : dtr_world_group(group->world));
     }
     if (s < 0) {
+        dtr__nccl_close(group);
         close_backends(group, n);
         return s;
     }
@@ -168,6 +173,7 @@ dtr_status dtr__group_connect(dtr_group *group) {
 
 void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
     dtr__engine_close(group);
+    dtr__nccl_close(group);
     dtr__stage_close(group);
     close_backends(group, group->n_backends);
     dtr__exchange_drop(group);

@@ -9,6 +9,7 @@
 #include "death.h"
 #include "ending.h"
 #include "groups.h"
+#include "nccl/nccl_calls.h"
 #include "rt_peers.h"
 
 /* ---- the world's own group ---- */
@@ -78,6 +79,7 @@ static void free_groups(dtr__groups *gs) {
     dtr__exchange_free(gs->exchange, dtr__mpi_alive());
     dtr__custom_free(gs->customs);
     dtr__monitors_free(gs->monitors, dtr__mpi_alive());
+    dtr__gpus_free(gs->gpus);
     pthread_mutex_destroy(&gs->lock);
     pthread_mutex_destroy(&gs->creation);
     free(gs);
@@ -130,10 +132,14 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr_status s = DTR_OK;
     uint64_t epoch = own_epoch();
     DTR_MPI(&ctx, MPI_Bcast(&epoch, 1, MPI_UINT64_T, 0, world->comm));
+    dtr__gpus *gpus = NULL;
+    DTR_TRY(dtr__gpus_open(world, &gpus));
     world->groups = new_groups();
     if (world->groups == NULL) {
+        dtr__gpus_free(gpus);
         s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the list of groups");
     } else {
+        world->groups->gpus = gpus;
         s = make_own(world, &own);
     }
     if (s >= 0) {

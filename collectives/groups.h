@@ -25,6 +25,7 @@ struct dtr__groups {
     dtr__exchange *exchange; /* its own lock */
     dtr__custom *customs;    /* registered backends; they stay until the world ends */
     dtr__monitors *monitors; /* its own lock */
+    struct dtr__gpus *gpus;  /* of all ranks; constant */
     /* Of the thread that ends the world (ending.c). */
     char ending_at[128]; /* call site; "": the world goes on */
     int64_t ending_look_ns;

@@ -7,8 +7,15 @@
 
 #include "custom.h"
 #include "groups.h"
+#include "nccl/nccl_calls.h"
 #include "rt_device.h"
 #include "stage/stage.h"
+
+#ifdef DTR_HAVE_NCCL
+#define NCCL_BACKEND &dtr__backend_nccl
+#else
+#define NCCL_BACKEND NULL
+#endif
 
 /* Every name the library knows, and the device it serves. A name stays known where its backend is
  * not part of the build, so that the message can say so. */
@@ -17,12 +24,9 @@ static const struct {
     dtr_device_type device;
     const dtr__backend *backend; /* NULL: not in this build */
 } known[] = {
-    { "self", DTR_CPU, &dtr__backend_self },
-    { "shm", DTR_CPU, &dtr__backend_shm },
-    { "mpi", DTR_CPU, &dtr__backend_mpi },
-    { "hier", DTR_CPU, &dtr__backend_hier },
-    { "nccl", DTR_CUDA, NULL },
-    { "stage", DTR_CUDA, &dtr__backend_stage },
+    { "self", DTR_CPU, &dtr__backend_self }, { "shm", DTR_CPU, &dtr__backend_shm },
+    { "mpi", DTR_CPU, &dtr__backend_mpi },   { "hier", DTR_CPU, &dtr__backend_hier },
+    { "nccl", DTR_CUDA, NCCL_BACKEND },      { "stage", DTR_CUDA, &dtr__backend_stage },
 };
 enum { N_KNOWN = sizeof(known) / sizeof(known[0]) };
 
@@ -63,10 +67,6 @@ bool dtr_backend_available(const dtr_world *world, const char *name) {
         return false;
     }
     return i >= 0 ? known[i].backend != NULL : dtr__custom_find(world, name, NULL) != NULL;
-}
-
-uint64_t dtr_nccl_version(void) {
-    return 0;
 }
 
 /* "self, mpi" - the names that would be accepted, for messages. */
@@ -272,11 +272,14 @@ static dtr_status choose_cpu(const dtr__error_context *ctx, dtr_group *g, const 
     return DTR_OK;
 }
 
-/* Device buffers are staged, unless a registered backend was asked for or only the CPU was. */
+/* A registered backend that was asked for does not get device buffers yet. */
 static dtr_status choose_cuda(const dtr__error_context *ctx, dtr_group *g, dtr__selection *sel) {
     const char *name = sel->name[DTR_CUDA];
     bool automatic = name[0] == '\0' || strcmp(name, "auto") == 0;
-    g->stage_use = (char)(automatic ? 'a' : strcmp(name, "stage") == 0 ? 'n' : 0);
+    g->cuda_use = (char)(automatic                    ? 'a'
+                         : strcmp(name, "stage") == 0 ? 's'
+                         : strcmp(name, "nccl") == 0  ? 'n'
+                                                      : 0);
     if (sel->name[DTR_CPU][0] != '\0') {
         return DTR_OK;
     }

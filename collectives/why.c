@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "groups.h"
+#include "nccl/nccl_calls.h"
 #include "rt_why.h"
 
 enum { MOST_RANKS = 65536 };
@@ -191,6 +192,17 @@ static int answer(const question *q, dtr_group *g, const char *text) {
            : q->shared ? "; on one node it works in the buffers themselves"
                        : "; dtr_alloc's DTR_MEM_SHARED would save copies on one node");
     return 0;
+}
+
+void dtr__print_nccl(void) {
+    char version[16], built[16];
+    const dtr__nccl_library *l = dtr__nccl_get();
+    if (l->ops != NULL) {
+        printf("NCCL            %s (built with %s)\n", dtr__nccl_version_text(l->version, version),
+               dtr__nccl_version_text(l->ops->built, built));
+    } else {
+        printf("NCCL            not available: %s\n", l->reason);
+    }
 }
 
 int dtr__why(int n_arg, char **arg) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "nccl/nccl_calls.h"
 #include "rt_metrics.h"
 
 enum { KEEP_FREE = 256 };
@@ -271,7 +272,20 @@ static dtr_status check_recorded(const dtr_work *w, const char *entry) {
                     entry, w->group->name);
 }
 
-static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
+static void set_deadline(dtr_work *w, double timeout_s, double from) {
+    atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
+    atomic_store_explicit(&w->deadline, from + timeout_s, memory_order_relaxed);
+}
+
+/* On a device a wait orders streams; `host` asks for more. */
+typedef struct waiter {
+    const char *entry;
+    bool host;
+    void *stream;
+} waiter;
+
+static dtr_status wait(dtr_work *w, double timeout_s, const waiter *how) {
+    const char *entry = how->entry;
     if (w == NULL) {
         return DTR_OK;
     }
@@ -289,6 +303,14 @@ static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
         dtr__group_try_pass(w->group);
         return is_final(w) ? dtr__work_result(w) : DTR_IN_PROGRESS;
     }
+    if (timeout_s > 0 && !how->host && w->call.device.type != DTR_CPU) {
+        set_deadline(w, timeout_s, (double)w->call.issued_ns * 1e-9);
+    }
+    dtr_status s = DTR_OK;
+    if (!how->host && w->call.device.type != DTR_CPU &&
+        dtr__device_stream_wait(w, how->stream, &s)) {
+        return s;
+    }
     if (dtr__in_callback(w->world)) {
         char title[256];
         dtr__error_context ctx = dtr__work_context(w);
@@ -298,8 +320,7 @@ static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
                         entry, dtr__work_title(w, title, sizeof title));
     }
     if (timeout_s > 0) {
-        atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
-        atomic_store_explicit(&w->deadline, dtr__now() + timeout_s, memory_order_relaxed);
+        set_deadline(w, timeout_s, dtr__now());
     }
     dtr__metrics *m = w->world->metrics;
     int64_t began = m != NULL ? dtr__now_ns() : 0;
@@ -310,14 +331,23 @@ static dtr_status wait(dtr_work *w, double timeout_s, const char *entry) {
     return dtr__work_result(w);
 }
 
+static void *own_stream(const dtr_work *w) {
+    return w != NULL && w->magic == DTR__WORK_MAGIC ? w->call.stream : NULL;
+}
+
 dtr_status dtr_work_wait(dtr_work *work, double timeout_s) {
     return DTR_TRACED(work_trace(work), "dtr_work_wait", traced_work(work, (char[48]){ "" }),
-                      wait(work, timeout_s, "dtr_work_wait"));
+                      wait(work, timeout_s, &(waiter){ "dtr_work_wait", false, own_stream(work) }));
+}
+
+dtr_status dtr_work_wait_stream(dtr_work *work, void *stream) {
+    return DTR_TRACED(work_trace(work), "dtr_work_wait_stream", traced_work(work, (char[48]){ "" }),
+                      wait(work, -1, &(waiter){ "dtr_work_wait_stream", false, stream }));
 }
 
 dtr_status dtr_work_synchronize(dtr_work *work, double timeout_s) {
     return DTR_TRACED(work_trace(work), "dtr_work_synchronize", traced_work(work, (char[48]){ "" }),
-                      wait(work, timeout_s, "dtr_work_synchronize"));
+                      wait(work, timeout_s, &(waiter){ "dtr_work_synchronize", true, NULL }));
 }
 
 static dtr_status work_test(dtr_work *w, bool *done) {

@@ -45,8 +45,10 @@ static void *open_library(void) {
     return dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }
 
+static void *library; /* set once, before anybody can ask */
+
 static const dtr__device_ops *load(void) {
-    void *library = open_library();
+    library = open_library();
     if (library == NULL) {
         give_up(DTR__CUDA_NOT_LOADABLE, dlerror());
         return NULL;
@@ -90,10 +92,19 @@ static void probe(void) {
     found.state = DTR__CUDA_OK;
 }
 
+static void *find_symbol(const char *name) {
+    return library != NULL ? dlsym(library, name) : NULL;
+}
+
 #else
 
 static void probe(void) {
     found.state = DTR__CUDA_NOT_BUILT;
+}
+
+static void *find_symbol(const char *name) {
+    (void)name;
+    return NULL;
 }
 
 #endif
@@ -101,6 +112,10 @@ static void probe(void) {
 const dtr__cuda *dtr__cuda_get(void) {
     pthread_once(&once, probe);
     return &found;
+}
+
+void *dtr__cuda_symbol(const char *name) {
+    return dtr__cuda_get()->state == DTR__CUDA_OK ? find_symbol(name) : NULL;
 }
 
 const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]) {

@@ -84,6 +84,8 @@ typedef struct dtr__cuda {
     const dtr__device_ops *ops; /* NULL unless DTR__CUDA_OK */
 } dtr__cuda;
 const dtr__cuda *dtr__cuda_get(void);
+/* Another symbol of libdtr_cuda, for the layer above; NULL where it has none or is not loaded. */
+void *dtr__cuda_symbol(const char *name);
 const char *dtr__cuda_state_name(dtr__cuda_state state); /* "no driver" */
 /* The state and its reason in one: "no driver: ..."; returns text. */
 enum { DTR__CUDA_TEXT = 320 };

@@ -129,13 +129,6 @@ dtr_status dtr__stage_of(dtr_group *g, int device, dtr__stage **stage) {
         free_stage(s);
     }
     *stage = other != NULL ? other : s;
-    if (other == NULL && g->stage_use == 'a' && g->rank == 0) {
-        DTR_WARN(g->world,
-                 "group '%s': buffers on cuda:%d travel through host memory, because this version "
-                 "has no NCCL backend; a backend text with cuda:stage asks for that and ends this "
-                 "warning",
-                 g->name, device);
-    }
     return DTR_OK;
 }
 

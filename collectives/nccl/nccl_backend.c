@@ -1,0 +1,313 @@
+/* Issuing a call with device buffers, and what the engine sees of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nccl/nccl_internal.h"
+#include "stage/stage.h"
+
+#define ASK_NS INT64_C(5000000) /* between two looks at a communicator's state */
+
+/* ---- the engine's side ---- */
+
+/* An error that NCCL found by itself; only where nobody is in a native call. */
+static dtr_status ask(dtr__nccl_comm *c, const dtr_work *w) {
+    int64_t now = dtr__stamp_ns();
+    if (c->local || now - c->asked_ns < ASK_NS || pthread_mutex_trylock(&c->lock) != 0) {
+        return DTR_OK;
+    }
+    int state = 0, code = 0;
+    if (c->handle != NULL && atomic_load(&c->aborted) == 0) {
+        code = c->ops->state(c->handle, &state);
+    }
+    pthread_mutex_unlock(&c->lock);
+    c->asked_ns = now;
+    code = code != 0 ? code : state;
+    return code == 0 || code == c->ops->in_progress() ? DTR_OK
+                                                      : dtr__nccl_failed(c, w, "on its own", code);
+}
+
+static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
+    dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
+    dtr__nccl_comm *c = op->comm;
+    (void)g;
+    (void)state;
+    if (atomic_load_explicit(&op->launched, memory_order_acquire) == 0 ||
+        op->number != c->seen + 1) { /* they end in the order of their launch */
+        return DTR_OK;
+    }
+    int code = c->cuda->event_query(c->device, op->end->event);
+    if (code == 0) {
+        c->seen = op->number;
+        *done = true;
+        return DTR_OK;
+    }
+    DTR_CUDA_TRY(code == c->cuda->not_ready() ? 0 : code, DTR_ERR_CUDA);
+    return ask(c, w);
+}
+
+static const char *waits_for(dtr_group *g, void *state, dtr_work *w, char *text, size_t cap) {
+    const dtr__nccl_op *op = (const dtr__nccl_op *)w->composite;
+    (void)g;
+    (void)state;
+    snprintf(text, cap,
+             atomic_load_explicit(&op->launched, memory_order_acquire) != 0
+                 ? "its event on cuda:%d has not come: a member has not launched it, or what its "
+                   "stream held before has not ended"
+                 : "it has not been launched on cuda:%d: the thread is inside NCCL",
+             op->comm->device);
+    return text;
+}
+
+/* Its works are made by dtr__device_issue. */
+static int score(const dtr_group *g, const dtr__call *call, const char **why) {
+    (void)g;
+    (void)call;
+    (void)why;
+    return 1;
+}
+
+const dtr__backend dtr__backend_nccl = { .name = "nccl",
+                                         .device = DTR_CUDA,
+                                         .overlaps = true,
+                                         .score = score,
+                                         .start = progress,
+                                         .progress = progress,
+                                         .waits_for = waits_for };
+
+/* ---- works ---- */
+
+static void keep_late(dtr_group *g, dtr_work *w) {
+    (void)g;
+    (void)w; /* what an operation has is given back with its handle */
+}
+
+static void op_free(dtr__composite *self) {
+    dtr__nccl_op *op = (dtr__nccl_op *)self;
+    dtr__nccl_event *events[] = { op->fence, op->end };
+    for (int i = 0; i < 2; i++) {
+        if (events[i] != NULL) {
+            dtr__nccl_event_give(op->comm, events[i]);
+        }
+    }
+    dtr__nccl_comm_unref(op->comm);
+    free(op);
+}
+
+static dtr_status make_op(dtr__nccl_comm *c, bool host_only, dtr__nccl_op **made) {
+    dtr__nccl_op *op = calloc(1, sizeof *op);
+    DTR_REQUIRE(op != NULL, NULL, DTR_ERR_NOMEM, "out of memory for an operation on cuda:%d",
+                c->device);
+    op->composite = (dtr__composite){ NULL, keep_late, op_free };
+    op->comm = c;
+    op->host_only = host_only;
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    dtr_status s = dtr__nccl_event_take(c, &op->fence);
+    s = s == DTR_OK ? dtr__nccl_event_take(c, &op->end) : s;
+    if (s < 0) {
+        op_free(&op->composite);
+        return s;
+    }
+    *made = op;
+    return DTR_OK;
+}
+
+/* A described work without a number. The host cannot look at its input. */
+static dtr_status make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *call,
+                            const dtr__request *r, dtr_work **work) {
+    dtr__nccl_op *op = NULL;
+    dtr_work *w = NULL;
+    dtr__call unseen = *call;
+    unseen.in_count = 0;
+    if (r->options == NULL || r->options->timeout_s <= 0) {
+        unseen.timeout_s = g->timeout_cuda_s;
+    }
+    DTR_TRY(make_op(c, r->finish != NULL, &op));
+    dtr_status s = dtr__work_make(g, 2, &w);
+    s = s == DTR_OK ? dtr__work_describe(w, g, &unseen, r, 0, false) : s;
+    if (s < 0) {
+        op_free(&op->composite);
+        if (w != NULL) {
+            w->finish = NULL;
+            atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+            dtr__work_unref(w);
+        }
+        return s;
+    }
+    w->call.in_count = call->in_count;
+    w->backend = &dtr__backend_nccl;
+    w->backend_state = NULL;
+    w->composite = &op->composite;
+    *work = w;
+    return DTR_OK;
+}
+
+/* Behind what the caller's stream holds now, with the end event behind it. */
+static dtr_status launch(dtr__nccl_comm *c, dtr_work *w) {
+    dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
+    const dtr__device_ops *cuda = c->cuda;
+    op->number = ++c->launched;
+    DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
+    DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
+    DTR_TRY(dtr__nccl_run(c, w));
+    DTR_CUDA_TRY(cuda->event_record(c->device, op->end->event, c->stream), DTR_ERR_CUDA);
+    atomic_store_explicit(&op->launched, 1, memory_order_release);
+    return DTR_OK;
+}
+
+/* Another thread of this rank may be inside NCCL and not come back. */
+static dtr_status take_turn(dtr_group *g) {
+    dtr__backoff backoff = { 0 };
+    while (pthread_mutex_trylock(&g->nccl->turn) != 0) {
+        if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
+            return dtr__group_broken(g);
+        }
+        dtr__backoff_pause(g->world, &backoff);
+    }
+    return DTR_OK;
+}
+
+/* The communicator of a call, ready for use unless NCCL refused the devices; turn held. */
+static dtr_status communicator(dtr_group *g, const dtr__call *c, dtr__nccl_comm **comm) {
+    bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
+    int low = lone ? (c->root < g->rank ? c->root : g->rank) : -1;
+    int high = lone ? (c->root < g->rank ? g->rank : c->root) : -1;
+    DTR_TRY(dtr__nccl_comm_of(g->nccl, c->device.index, low, high, comm));
+    if ((*comm)->ready) {
+        return DTR_OK;
+    }
+    if (dtr__in_callback(g->world)) {
+        dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
+        return DTR_FAIL(&ctx, DTR_ERR_STATE,
+                        "%s on group '%s': the first operation on CUDA buffers waits for the other "
+                        "ranks, which a completion callback must not; run one before",
+                        dtr__kind_name(c->kind), g->name);
+    }
+    dtr_status s = dtr__nccl_connect(*comm);
+    if (s < 0) {
+        dtr__group_break(g, s);
+        return dtr__group_broken(g);
+    }
+    return DTR_OK;
+}
+
+/* turn held. `*work` stays NULL where NCCL has refused the devices. */
+static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r, const char *site,
+                        dtr_work **work) {
+    dtr__nccl_comm *comm = NULL;
+    dtr_work *w = NULL;
+    DTR_TRY(communicator(g, c, &comm));
+    if (!comm->ready) {
+        return DTR_OK;
+    }
+    DTR_TRY(make_work(g, comm, c, r, &w));
+    if (!dtr__work_admit(g, w, site, false)) {
+        w->finish = NULL;
+        atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+        dtr__work_unref(w);
+        return dtr__group_broken(g);
+    }
+    dtr_status s = launch(comm, w);
+    if (s < 0) { /* the others have launched it, or are about to */
+        dtr__group_break(g, s);
+        s = dtr__group_broken(g);
+        dtr__work_unref(w);
+        return s;
+    }
+    *work = w;
+    return DTR_OK;
+}
+
+static dtr_status nccl_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
+                             const char *site, dtr_work **work) {
+    DTR_TRY(take_turn(g));
+    dtr_status s = issue(g, c, r, site, work);
+    pthread_mutex_unlock(&g->nccl->turn);
+    if (s == DTR_OK && *work != NULL) {
+        dtr__work_hand_over(g, *work);
+    }
+    return s;
+}
+
+/* ---- the choice ---- */
+
+/* One warning for each group and reason, of its first rank. */
+static void warn(dtr_group *g, const dtr__call *c, const char *why) {
+    enum { MOST = sizeof g->nccl->warned / sizeof g->nccl->warned[0] };
+    struct dtr__nccl *n = g->nccl;
+    if (g->rank != 0 || n == NULL || why[0] == '\0') {
+        return;
+    }
+    int i = 0;
+    pthread_mutex_lock(&n->lock);
+    while (i < MOST && n->warned[i] != NULL && n->warned[i] != why) {
+        i++;
+    }
+    bool first = i < MOST && n->warned[i] == NULL;
+    if (first) {
+        n->warned[i] = why;
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (first) {
+        DTR_WARN(g->world,
+                 "group '%s': buffers of %s on cuda:%d travel through host memory, because %s; a "
+                 "backend text with cuda:stage asks for that and ends this warning",
+                 g->name, dtr__kind_name(c->kind), c->device.index, why);
+    }
+}
+
+static dtr_status refuse(const dtr_group *g, const dtr__call *c, const char *why) {
+    dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
+    return DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                    "%s %s %s on group '%s': nccl was named and cannot serve it: %s; cuda:auto or "
+                    "cuda:stage can",
+                    dtr__kind_name(c->kind), dtr_dtype_name(c->dtype),
+                    dtr__kind_reduces(c->kind) ? dtr__op_name(c->op) : "", g->name, why);
+}
+
+static dtr_status check_message(const dtr_group *g, const dtr__call *c) {
+    dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
+    bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
+    DTR_REQUIRE(!lone || c->root != DTR_ANY_SOURCE, &ctx, DTR_ERR_UNSUPPORTED,
+                "recv on group '%s': NCCL cannot receive from any source; give a tag other than 0, "
+                "or use cuda:stage",
+                g->name);
+    DTR_REQUIRE(!lone || c->root != g->rank, &ctx, DTR_ERR_RANK,
+                "%s on group '%s': the peer %d is this rank itself, which NCCL serves in a batch "
+                "only; use dtr_batch_p2p, or cuda:stage",
+                dtr__kind_name(c->kind), g->name, c->root);
+    return DTR_OK;
+}
+
+dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
+                             const char *site, dtr_work **work) {
+    const char *why = "";
+    if (g->cuda_use != 's' && dtr__nccl_serves(g, c, &why)) {
+        DTR_TRY(check_message(g, c));
+        DTR_TRY(nccl_issue(g, c, r, site, work));
+        if (*work != NULL) {
+            return DTR_OK;
+        }
+        why = g->nccl->reason;
+    }
+    if (g->cuda_use == 'n') {
+        return refuse(g, c, why);
+    }
+    if (g->cuda_use == 'a') {
+        warn(g, c, why);
+    }
+    return dtr__stage_issue(g, c, r, site, work);
+}
+
+bool dtr__device_stream_wait(dtr_work *w, void *stream, dtr_status *s) {
+    if (w->backend != &dtr__backend_nccl) {
+        return false;
+    }
+    dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
+    if (op->host_only || atomic_load_explicit(&op->launched, memory_order_acquire) == 0) {
+        return false;
+    }
+    int code = op->comm->cuda->stream_wait(op->comm->device, stream, op->end->event);
+    *s = dtr__cuda_status(code, DTR_ERR_CUDA, "waiting on a stream", __FILE__, __LINE__);
+    return true;
+}

@@ -1,0 +1,322 @@
+/* What is decided about device buffers, and from what: NCCL of this process, the table of the
+ * world's GPUs, whether NCCL can serve a group, and which backend serves a call. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "groups.h"
+#include "nccl/nccl_internal.h"
+#include "post.h"
+
+/* ---- NCCL of this process ---- */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dtr__nccl_library found;
+
+static void load(void) {
+    const dtr__nccl_ops *ops = dtr__cuda_symbol(DTR__NCCL_SYMBOL);
+    const char *why = NULL;
+    if (dtr__cuda_get()->state != DTR__CUDA_OK) {
+        why = "there is no usable CUDA device";
+    } else if (ops == NULL) {
+        why = "libdtr_cuda was built without NCCL";
+    } else if (ops->abi != DTR__NCCL_ABI) {
+        why = "libdtr_cuda belongs to another version of libdtr";
+    } else {
+        why = ops->load(&found.version);
+    }
+    found.ops = why == NULL ? ops : NULL;
+    snprintf(found.reason, sizeof found.reason, "%s", why != NULL ? why : "");
+}
+
+const dtr__nccl_library *dtr__nccl_get(void) {
+    pthread_once(&once, load);
+    return &found;
+}
+
+uint64_t dtr_nccl_version(void) {
+    uint64_t v = (uint64_t)dtr__nccl_get()->version;
+    return v >= 10000 ? v / 10000 << 32 | v / 100 % 100 << 16 | v % 100
+                      : v / 1000 << 32 | v / 100 % 10 << 16 | v % 100;
+}
+
+/* ---- the table ---- */
+
+enum { GPUS = 16, UUID = 16 }; /* devices of a rank that are told to the others */
+
+typedef struct gpu_rank {
+    uint64_t host;    /* equal on ranks that could see one GPU */
+    uint64_t nccl_id; /* of NCCL_HOSTID, 0: not set */
+    int32_t usable;   /* CUDA is */
+    int32_t nccl;     /* version, 0: cannot be used */
+    int32_t devices;
+    int32_t several; /* the user lets NCCL put several ranks on one GPU */
+    unsigned char uuid[GPUS][UUID];
+    char why[128]; /* NCCL cannot be used */
+} gpu_rank;
+
+struct dtr__gpus {
+    int size;
+    gpu_rank rank[]; /* by world rank */
+};
+
+static uint64_t hash(uint64_t h, const char *text) {
+    for (; *text != '\0'; text++) {
+        h = (h ^ (unsigned char)*text) * UINT64_C(1099511628211);
+    }
+    return h;
+}
+
+/* Containers of one machine have one boot identifier and may see one GPU. */
+static uint64_t own_host(const dtr_world *world) {
+    char boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f != NULL) {
+        if (fgets(boot, sizeof boot, f) == NULL) {
+            boot[0] = '\0';
+        }
+        (void)fclose(f);
+    }
+    return hash(UINT64_C(14695981039346656037), boot[0] != '\0' ? boot : world->host);
+}
+
+static void describe_own(const dtr_world *world, gpu_rank *own) {
+    const dtr__cuda *cuda = dtr__cuda_get();
+    const char *id = getenv("NCCL_HOSTID"), *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    own->host = own_host(world);
+    own->usable = cuda->state == DTR__CUDA_OK;
+    if (!own->usable) {
+        snprintf(own->why, sizeof own->why, "%s", dtr__cuda_state_name(cuda->state));
+        return;
+    }
+    const dtr__nccl_library *l = dtr__nccl_get();
+    own->nccl = l->ops != NULL ? l->version : 0;
+    own->devices = cuda->count;
+    own->nccl_id = id != NULL && id[0] != '\0' ? hash(1, id) : 0;
+    own->several = several != NULL && strcmp(several, "1") == 0 && l->version >= 23003;
+    snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
+    for (int i = 0; i < cuda->count && i < GPUS; i++) {
+        dtr__device_facts facts;
+        if (cuda->ops->facts(i, &facts) == 0) {
+            memcpy(own->uuid[i], facts.uuid, UUID);
+        }
+    }
+}
+
+dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
+    size_t n = (size_t)world->size;
+    dtr__gpus *t = calloc(1, sizeof *t + n * sizeof t->rank[0]);
+    gpu_rank *own = calloc(1, sizeof *own);
+    dtr_status s = DTR_OK;
+    if (t == NULL || own == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the GPUs of %d ranks", world->size);
+    }
+    s = dtr__agree_status(world, world->comm, s, "world creation");
+    if (s == DTR_OK && t != NULL && own != NULL) {
+        describe_own(world, own);
+        t->size = world->size;
+        int code = MPI_Allgather(own, (int)sizeof *own, MPI_BYTE, t->rank, (int)sizeof *own,
+                                 MPI_BYTE, world->comm);
+        s = code == MPI_SUCCESS ? DTR_OK
+                                : dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    free(own);
+    if (s < 0) {
+        free(t);
+        return s;
+    }
+    *gpus = t;
+    return DTR_OK;
+}
+
+void dtr__gpus_free(dtr__gpus *gpus) {
+    free(gpus);
+}
+
+/* ---- a group ---- */
+
+static const gpu_rank *member(const dtr_group *g, int rank) {
+    return &g->world->groups->gpus->rank[g->world_ranks[rank]];
+}
+
+/* False: NCCL cannot serve the group whatever its devices, for `why`. */
+static bool nccl_everywhere(const dtr_group *g, char *why, size_t cap) {
+    char a[16], b[16];
+    for (int r = 0; r < g->size; r++) {
+        const gpu_rank *m = member(g, r);
+        if (m->nccl == 0) {
+            snprintf(why, cap, "NCCL is not available on rank %d (world %d): %s", r,
+                     g->world_ranks[r], m->why);
+            return false;
+        }
+        if (m->nccl != member(g, 0)->nccl) {
+            snprintf(why, cap,
+                     "the ranks have different versions of NCCL: rank 0 has %s, rank %d %s",
+                     dtr__nccl_version_text(member(g, 0)->nccl, a), r,
+                     dtr__nccl_version_text(m->nccl, b));
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The device a rank is going to use; -1: not known before it does. */
+static int expected_device(const dtr_group *g, const gpu_rank *own) {
+    return g->device.type == DTR_CUDA ? g->device.index : own->devices == 1 ? 0 : -1;
+}
+
+static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
+    return da >= 0 && db >= 0 && da < GPUS && db < GPUS && a->host == b->host &&
+           memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
+}
+
+/* Settings with which NCCL itself puts several ranks on one GPU. */
+static bool wanted_by_user(const gpu_rank *a, const gpu_rank *b) {
+    return (a->several && b->several) ||
+           (a->nccl_id != 0 && b->nccl_id != 0 && a->nccl_id != b->nccl_id);
+}
+
+/* True: members share a GPU; `why` names them and it. */
+static bool shared_gpu(const dtr_group *g, const int *devices, bool named, char *why, size_t cap) {
+    for (int r = 0; r < g->size; r++) {
+        int sharers = 0;
+        size_t at = 0;
+        for (int o = r + 1; o < g->size; o++) {
+            const gpu_rank *a = member(g, r), *b = member(g, o);
+            if (one_gpu(a, devices[r], b, devices[o]) && !(named && wanted_by_user(a, b))) {
+                at = at == 0 ? (size_t)snprintf(why, cap, "ranks %d", r) : at;
+                at += at < cap ? (size_t)snprintf(why + at, cap - at, ", %d", o) : 0;
+                sharers++;
+            }
+        }
+        if (sharers > 0) {
+            const unsigned char *u = member(g, r)->uuid[devices[r]];
+            at = at < cap ? at : cap - 1;
+            snprintf(why + at, cap - at,
+                     " share one GPU (GPU-%02x%02x%02x%02x, cuda:%d of rank %d); give each rank a "
+                     "GPU of its own, for example by CUDA_VISIBLE_DEVICES",
+                     u[0], u[1], u[2], u[3], devices[r], r);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Which devices the members use is known to each of them only. */
+static dtr_status look_for_sharing(dtr_group *g, char *why, size_t cap, bool *shared) {
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    int own = expected_device(g, member(g, g->rank));
+    int *devices = malloc((size_t)g->size * sizeof *devices);
+    dtr_status s = DTR_OK;
+    if (devices == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the devices of %d ranks", g->size);
+    }
+    dtr__mpi_lock(g->world);
+    s = dtr__agree_status(g->world, g->comm, s, "setting up NCCL");
+    int code = s == DTR_OK && devices != NULL
+                   ? MPI_Allgather(&own, 1, MPI_INT, devices, 1, MPI_INT, g->comm)
+                   : MPI_SUCCESS;
+    dtr__mpi_unlock(g->world);
+    if (code != MPI_SUCCESS) {
+        s = dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    *shared =
+        s == DTR_OK && devices != NULL && shared_gpu(g, devices, g->cuda_use == 'n', why, cap);
+    free(devices);
+    return s;
+}
+
+dtr_status dtr__nccl_open(dtr_group *g) {
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    char why[400] = "";
+    bool shared = false, alone = g->size == 1 && g->cuda_use == 'a';
+    if ((g->cuda_use != 'a' && g->cuda_use != 'n') || g->world->groups->gpus == NULL) {
+        return DTR_OK;
+    }
+    bool usable = nccl_everywhere(g, why, sizeof why);
+    if (usable && g->size > 1) {
+        DTR_TRY(look_for_sharing(g, why, sizeof why, &shared));
+        usable = !shared;
+    }
+    DTR_REQUIRE(
+        usable || g->cuda_use == 'a', &ctx, DTR_ERR_UNSUPPORTED,
+        "backend \"%s\": nccl cannot serve this group: %s, or ask for cuda:stage; a backend "
+        "named explicitly never falls back",
+        g->backend_asked, why);
+    if (!member(g, g->rank)->usable) {
+        return DTR_OK; /* this rank cannot have a device buffer */
+    }
+    struct dtr__nccl *n = calloc(1, sizeof *n);
+    DTR_REQUIRE(n != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the devices of group '%s'", g->name);
+    n->group = g;
+    n->ops = usable ? dtr__nccl_get()->ops : NULL;
+    n->cuda = usable || alone ? dtr__cuda_get()->ops : NULL;
+    n->config.name = g->name;
+    if (g->options != NULL) {
+        n->config.min_ctas = g->options->nccl_min_ctas;
+        n->config.max_ctas = g->options->nccl_max_ctas;
+        n->config.cga_cluster = g->options->nccl_cga_cluster;
+    }
+    snprintf(n->reason, sizeof n->reason, "%s", why);
+    pthread_mutex_init(&n->turn, NULL);
+    pthread_mutex_init(&n->lock, NULL);
+    g->nccl = n;
+    return DTR_OK;
+}
+
+/* ---- a call ---- */
+
+static bool reduces_well(const dtr_group *g, const dtr__call *c, const char **why) {
+    const dtr__nccl_ops *ops = g->nccl->ops;
+    if (c->op == DTR_PREMUL_SUM) {
+        *why = g->size == 1 ? "a group of one rank multiplies there" : "";
+        return !(g->size == 1 && g->cuda_use == 'a');
+    }
+    if (g->size == 1 && g->cuda_use == 'a') {
+        *why = "another divisor than the group size was asked for";
+        return c->op != DTR_AVG || c->divisor == 1;
+    }
+    if (c->op == DTR_AVG && c->divisor != g->size) {
+        *why = "another divisor than the group size was asked for";
+        return false;
+    }
+    *why = c->op == DTR_AVG    ? "NCCL rounds averages of whole numbers differently"
+           : c->op >= DTR_BAND ? "NCCL has no bit operations"
+                               : "NCCL does not reduce i16 and fp8";
+    return ops->op(c->op, c->dtype) >= 0;
+}
+
+/* A tag is never ignored, and NCCL has none. */
+static bool has_tags(const dtr__call *c) {
+    bool tags = c->kind != DTR__K_BATCH && c->tag != 0;
+    for (size_t i = 0; i < c->n_batch; i++) {
+        tags = tags || c->batch[i].tag != 0 || (!c->batch[i].is_send && c->batch[i].peer < 0);
+    }
+    return tags;
+}
+
+static bool floating(dtr_dtype d) {
+    return d >= DTR_F8E4M3;
+}
+
+bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why) {
+    const struct dtr__nccl *n = g->nccl;
+    bool p2p = dtr__kind_is_p2p(c->kind), alone = g->size == 1 && g->cuda_use == 'a';
+    if (n == NULL || (n->ops == NULL && !alone) ||
+        atomic_load_explicit(&n->refused, memory_order_acquire) != 0) {
+        *why = n != NULL ? n->reason : "";
+        return false;
+    }
+    if (p2p) {
+        *why = alone ? "NCCL has no messages to oneself" : "NCCL has no tags";
+        return !alone && !has_tags(c);
+    }
+    if (floating(c->dtype) && dtr__wants_nan_check(g, c)) {
+        *why = "inputs are checked for NaN there";
+        return false;
+    }
+    return !dtr__kind_reduces(c->kind) || reduces_well(g, c, why);
+}

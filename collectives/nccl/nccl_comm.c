@@ -1,0 +1,349 @@
+/* Communicators: their streams, events and end, and what NCCL's codes mean. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "nccl/nccl_internal.h"
+
+enum { LOCK_TRIES = 1000 }; /* of a millisecond, for a native call that does not return */
+
+static void nap_ms(void) {
+    struct timespec t = { 0, 1000000 };
+    nanosleep(&t, NULL);
+}
+
+/* ---- making and freeing ---- */
+
+static void comm_free(dtr__nccl_comm *c) {
+    for (dtr__nccl_event *e = c->idle, *next; e != NULL; e = next) {
+        next = e->next;
+        (void)c->cuda->event_free(c->device, e->event);
+        free(e);
+    }
+    for (int i = 0; i < c->n_rooms; i++) {
+        (void)c->cuda->free(c->device, c->room[i]);
+    }
+    if (c->stream != NULL) {
+        (void)c->cuda->stream_free(c->device, c->stream);
+    }
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->pool_lock);
+    free(c);
+}
+
+void dtr__nccl_comm_unref(dtr__nccl_comm *c) {
+    if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) == 1) {
+        comm_free(c);
+    }
+}
+
+static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
+    dtr_group *g = n->group;
+    bool pair = c->low >= 0;
+    c->group = g;
+    c->ops = n->ops;
+    c->cuda = n->cuda;
+    c->rank = !pair ? g->rank : g->rank == c->low ? 0 : 1;
+    c->size = pair ? 2 : g->size;
+    c->local = c->size == 1 && g->cuda_use == 'a';
+    c->ready = c->local;
+    atomic_init(&c->refs, 1);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->pool_lock, NULL);
+    bool high = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) == 0;
+    DTR_CUDA_TRY(c->cuda->stream_new(c->device, high, &c->stream), DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
+dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
+                             dtr__nccl_comm **comm) {
+    pthread_mutex_lock(&n->lock);
+    dtr__nccl_comm *c = n->comms;
+    while (c != NULL && (c->device != device || c->low != low || c->high != high)) {
+        c = c->next;
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (c == NULL) {
+        c = calloc(1, sizeof *c);
+        DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM,
+                    "out of memory for a communicator of group '%s'", n->group->name);
+        c->device = device;
+        c->low = low;
+        c->high = high;
+        dtr_status s = fill(n, c);
+        if (s < 0) {
+            comm_free(c);
+            return s;
+        }
+        c->number = low < 0 ? n->made++ : 0;
+        pthread_mutex_lock(&n->lock);
+        c->next = n->comms;
+        n->comms = c; /* from here on an abort sees it */
+        pthread_mutex_unlock(&n->lock);
+    }
+    *comm = c;
+    return DTR_OK;
+}
+
+/* ---- events ---- */
+
+dtr_status dtr__nccl_event_take(dtr__nccl_comm *c, dtr__nccl_event **event) {
+    pthread_mutex_lock(&c->pool_lock);
+    dtr__nccl_event *e = c->idle;
+    if (e != NULL) {
+        c->idle = e->next;
+    }
+    pthread_mutex_unlock(&c->pool_lock);
+    if (e == NULL) {
+        e = calloc(1, sizeof *e);
+        DTR_REQUIRE(e != NULL, NULL, DTR_ERR_NOMEM, "out of memory for an event");
+        int code = c->cuda->event_new(c->device, false, &e->event);
+        if (code != 0) {
+            free(e);
+            DTR_CUDA_TRY(code, DTR_ERR_CUDA);
+        }
+    }
+    *event = e;
+    return DTR_OK;
+}
+
+void dtr__nccl_event_give(dtr__nccl_comm *c, dtr__nccl_event *e) {
+    pthread_mutex_lock(&c->pool_lock);
+    e->next = c->idle;
+    c->idle = e;
+    pthread_mutex_unlock(&c->pool_lock);
+}
+
+/* ---- giving up ---- */
+
+/* A native call that does not return keeps the lock: after a second the communicator is aborted all
+ * the same, which is what ends such a call. */
+static void *end_main(void *arg) {
+    dtr__nccl_comm *c = arg;
+    bool locked = false;
+    for (int i = 0; i < LOCK_TRIES && !locked; i++) {
+        locked = pthread_mutex_trylock(&c->lock) == 0;
+        if (!locked) {
+            nap_ms();
+        }
+    }
+    if (c->handle != NULL) {
+        (void)c->ops->abandon(c->device, c->handle);
+    }
+    if (locked) {
+        c->handle = NULL;
+        pthread_mutex_unlock(&c->lock);
+    }
+    atomic_store_explicit(&c->ended, 1, memory_order_release);
+    dtr__nccl_comm_unref(c);
+    return NULL;
+}
+
+void dtr__nccl_abort(dtr__nccl_comm *c) {
+    if (c->local || atomic_exchange(&c->aborted, 1) != 0) {
+        return;
+    }
+    pthread_t t;
+    pthread_attr_t a;
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    pthread_attr_init(&a);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&t, &a, end_main, c) != 0) {
+        (void)end_main(c);
+    }
+    pthread_attr_destroy(&a);
+}
+
+bool dtr__nccl_ended(const dtr__nccl_comm *c, double limit_s) {
+    double end = dtr__now() + limit_s;
+    while (atomic_load_explicit(&c->aborted, memory_order_acquire) != 0 &&
+           atomic_load_explicit(&c->ended, memory_order_acquire) == 0) {
+        if (dtr__now() >= end) {
+            return false;
+        }
+        nap_ms();
+    }
+    return true;
+}
+
+void dtr__nccl_abort_all(struct dtr__nccl *n) {
+    pthread_mutex_lock(&n->lock);
+    for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
+        dtr__nccl_abort(c);
+    }
+    pthread_mutex_unlock(&n->lock);
+}
+
+void dtr__nccl_stop(dtr_group *g) {
+    if (g->nccl != NULL) {
+        dtr__nccl_abort_all(g->nccl);
+    }
+}
+
+/* ---- the end of a group ---- */
+
+/* In order: all members are here, so that what NCCL has to tell its peers is heard. An abort takes
+ * over whatever has not been done by then. */
+static void *finalize_main(void *arg) {
+    dtr__nccl_comm *c = arg;
+    int busy = c->ops->in_progress(), code;
+    pthread_mutex_lock(&c->lock);
+    code = c->ops->finalize(c->device, c->handle);
+    pthread_mutex_unlock(&c->lock);
+    while (code == busy && dtr__nccl_look(c, &code) && code == busy) {
+        nap_ms();
+    }
+    pthread_mutex_lock(&c->lock);
+    if (atomic_load(&c->aborted) == 0) {
+        (void)(code == 0 ? c->ops->destroy : c->ops->abandon)(c->device, c->handle);
+        c->handle = NULL;
+        atomic_store_explicit(&c->ended, 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&c->lock);
+    dtr__nccl_comm_unref(c);
+    return NULL;
+}
+
+static bool finalize(dtr__nccl_comm *c) {
+    pthread_t t;
+    if (!c->ready || c->handle == NULL) {
+        return true;
+    }
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    if (pthread_create(&t, NULL, finalize_main, c) != 0) {
+        (void)finalize_main(c);
+        return true;
+    }
+    pthread_detach(t);
+    return false;
+}
+
+static bool all_ended(struct dtr__nccl *n, double limit_s) {
+    double end = dtr__now() + limit_s;
+    for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
+        bool begun = !c->local && c->ready;
+        while (begun && atomic_load_explicit(&c->ended, memory_order_acquire) == 0) {
+            if (dtr__now() >= end) {
+                return false;
+            }
+            nap_ms();
+        }
+    }
+    return true;
+}
+
+void dtr__nccl_close(dtr_group *g) {
+    struct dtr__nccl *n = g->nccl;
+    if (n == NULL) {
+        return;
+    }
+    bool healthy = atomic_load(&g->status) == DTR_OK, clean = true;
+    if (healthy) {
+        for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
+            (void)finalize(c);
+        }
+        clean = all_ended(n, g->timeout_cuda_s < 60 ? g->timeout_cuda_s : 60);
+    }
+    if (!healthy || !clean) {
+        dtr__nccl_abort_all(n);
+        clean = true;
+        for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
+            clean = dtr__nccl_ended(c, 1) && clean;
+        }
+    }
+    if (!clean) {
+        DTR_WARN(g->world,
+                 "group '%s': NCCL does not return from ending a communicator; the thread that "
+                 "waits for it is left behind",
+                 g->name);
+    }
+    for (dtr__nccl_comm *c = n->comms, *next; c != NULL; c = next) {
+        next = c->next;
+        dtr__nccl_comm_unref(c);
+    }
+    pthread_mutex_destroy(&n->turn);
+    pthread_mutex_destroy(&n->lock);
+    free(n);
+    g->nccl = NULL;
+}
+
+/* ---- codes ---- */
+
+const char *dtr__nccl_version_text(int v, char text[16]) {
+    int major = v >= 10000 ? v / 10000 : v / 1000;
+    int minor = v >= 10000 ? v / 100 % 100 : v / 100 % 10;
+    if (v <= 0) {
+        return "of unknown version";
+    }
+    snprintf(text, 16, "%d.%d.%d", major, minor, v % 100);
+    return text;
+}
+
+dtr_status dtr__nccl_failed(dtr__nccl_comm *c, const dtr_work *w, const char *function, int code) {
+    enum { INVALID_ARGUMENT = 4 };
+    char title[256] = "making the communicator", version[16];
+    dtr_group *g = c->group;
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    if (w != NULL) {
+        ctx = dtr__work_context(w);
+        dtr__work_title(w, title, sizeof title);
+    }
+    const char *text = c->ops->error_text(code), *more = c->ops->last_error(NULL);
+    ctx.native = DTR_NATIVE_NCCL;
+    ctx.native_code = code;
+    ctx.native_text = text;
+    dtr_status s = code == c->ops->remote_error() ? DTR_ERR_REMOTE
+                   : code == INVALID_ARGUMENT     ? DTR_ERR_ARG
+                                                  : DTR_ERR_NCCL;
+    return DTR_FAIL(&ctx, s,
+                    "%s of group '%s' on rank %d, cuda:%d: %s: NCCL error %d (%s)%s%s; NCCL %s",
+                    title, g->name, g->rank, c->device, function, code, text,
+                    more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "",
+                    dtr__nccl_version_text(dtr__nccl_get()->version, version));
+}
+
+static bool usable(const dtr__nccl_comm *c) {
+    return atomic_load_explicit(&c->aborted, memory_order_acquire) == 0;
+}
+
+bool dtr__nccl_enter(dtr__nccl_comm *c) {
+    dtr__backoff backoff = { 0 };
+    while (usable(c)) {
+        if (pthread_mutex_trylock(&c->lock) == 0) {
+            if (usable(c) && c->handle != NULL) {
+                return true;
+            }
+            pthread_mutex_unlock(&c->lock);
+            return false;
+        }
+        dtr__backoff_pause(NULL, &backoff);
+    }
+    return false;
+}
+
+bool dtr__nccl_look(dtr__nccl_comm *c, int *code) {
+    bool there = usable(c);
+    if (there && pthread_mutex_trylock(&c->lock) == 0) {
+        there = usable(c) && c->handle != NULL;
+        if (there) {
+            int state = 0, r = c->ops->state(c->handle, &state);
+            *code = r != 0 ? r : state;
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+    return there;
+}
+
+dtr_status dtr__nccl_settle(dtr__nccl_comm *c, const dtr_work *w, const char *function, int code) {
+    int busy = c->ops->in_progress();
+    dtr__backoff backoff = { 0 };
+    while (code == busy) {
+        if (atomic_load(&c->group->status) != DTR_OK || !dtr__nccl_look(c, &code)) {
+            return dtr__group_broken(c->group);
+        }
+        if (code == busy) {
+            dtr__backoff_pause(c->group->world, &backoff);
+        }
+    }
+    return code == 0 ? DTR_OK : dtr__nccl_failed(c, w, function, code);
+}

@@ -1,0 +1,266 @@
+/* Making a communicator together with the ranks that share it: everybody tells the first of them
+ * that it has come; that one makes NCCL's identifier and gives it to all; NCCL is started, without
+ * blocking; and the first one collects how it went and tells all, so that either all ranks have the
+ * communicator or none has. */
+#include <stdio.h>
+#include <string.h>
+
+#include "exchange.h"
+#include "nccl/nccl_internal.h"
+
+enum { LATE_MS = 300 }; /* the first rank, who knows more, is to be the one who gives up */
+
+/* How a rank's start of NCCL went, and what is to become of all of them. */
+typedef struct outcome {
+    int32_t refused;
+    char text[180];
+} outcome;
+
+typedef struct meeting {
+    dtr__nccl_comm *comm;
+    dtr_group *group;
+    double began, limit_s;
+    dtr__backoff backoff;
+} meeting;
+
+/* ---- messages ---- */
+
+static int group_rank(const dtr__nccl_comm *c, int rank) {
+    return c->low < 0 ? rank : rank == 0 ? c->low : c->high;
+}
+
+static const char *key_of(const dtr__nccl_comm *c, const char *what, int rank,
+                          char key[DTR__KEY_SIZE]) {
+    if (c->low < 0) {
+        snprintf(key, DTR__KEY_SIZE, "nccl/%u/%s/%d", c->number, what, rank);
+    } else {
+        snprintf(key, DTR__KEY_SIZE, "nccl/%d-%d/%d/%s/%d", c->low, c->high, c->device, what, rank);
+    }
+    return key;
+}
+
+static dtr_status tell(const meeting *m, int rank, const char *what, int about, const void *value,
+                       size_t nbytes) {
+    char key[DTR__KEY_SIZE];
+    return dtr__exchange_tell(m->group, DTR_CUDA, group_rank(m->comm, rank),
+                              key_of(m->comm, what, about, key), value, nbytes);
+}
+
+static dtr_status tell_all(const meeting *m, const char *what, const void *value, size_t nbytes) {
+    for (int r = 1; r < m->comm->size; r++) {
+        DTR_TRY(tell(m, r, what, 0, value, nbytes));
+    }
+    return DTR_OK;
+}
+
+static dtr_status look(const meeting *m, const char *what, int about, void *value, size_t nbytes,
+                       bool *found) {
+    char key[DTR__KEY_SIZE];
+    dtr__error_context ctx = { .world = m->group->world, .group = m->group->name };
+    size_t got = 0;
+    DTR_TRY(dtr__exchange_look(m->group, DTR_CUDA, key_of(m->comm, what, about, key), value, nbytes,
+                               &got, found));
+    DTR_REQUIRE(!*found || got == nbytes, &ctx, DTR_ERR_INTERNAL,
+                "group '%s': key \"%s\" has %zu bytes instead of %zu", m->group->name, key, got,
+                nbytes);
+    return DTR_OK;
+}
+
+/* ---- waiting ---- */
+
+/* "rank 1 (world 3), rank 2 (world 5)": who has not told that it came. */
+static int list_absent(const meeting *m, char *text, size_t cap) {
+    enum { NAMED = 8 };
+    int absent = 0;
+    char here = 0;
+    text[0] = '\0';
+    for (int r = 1; r < m->comm->size; r++) {
+        bool found = false;
+        if (look(m, "join", r, &here, 1, &found) == DTR_OK && !found && absent++ < NAMED) {
+            size_t at = strlen(text);
+            int g = group_rank(m->comm, r);
+            snprintf(text + at, cap - at, "%srank %d (world %d)", at > 0 ? ", " : "", g,
+                     m->group->world_ranks[g]);
+        }
+    }
+    return absent;
+}
+
+static dtr_status expired(const meeting *m) {
+    char who[400];
+    const dtr__nccl_comm *c = m->comm;
+    dtr_group *g = m->group;
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    int first = group_rank(c, 0);
+    if (c->rank != 0) {
+        return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
+                        "group '%s': rank %d has not got the NCCL communicator for cuda:%d within "
+                        "%g s: it waits for rank %d (world %d), which has not entered an operation "
+                        "on CUDA buffers of the group, or waits for others itself",
+                        g->name, g->rank, c->device, m->limit_s, first, g->world_ranks[first]);
+    }
+    int absent = list_absent(m, who, sizeof who);
+    if (absent > 0) {
+        return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
+                        "group '%s': %d of %d ranks have joined the NCCL communicator for cuda:%d "
+                        "within %g s; it has not joined: %s",
+                        g->name, c->size - absent, c->size, c->device, m->limit_s, who);
+    }
+    return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
+                    "group '%s': all %d ranks have come to the NCCL communicator for cuda:%d, but "
+                    "NCCL has not joined them within %g s; NCCL_DEBUG=INFO shows what it waits for",
+                    g->name, c->size, c->device, m->limit_s);
+}
+
+/* Between two looks. */
+static dtr_status rest(meeting *m) {
+    dtr_world *w = m->group->world;
+    double limit = m->limit_s + (m->comm->rank != 0 ? LATE_MS * 1e-3 : 0);
+    dtr__notices_visit(w);
+    if (atomic_load_explicit(&m->group->status, memory_order_acquire) != DTR_OK) {
+        return dtr__group_broken(m->group);
+    }
+    if (dtr__now() - m->began >= limit) {
+        return expired(m);
+    }
+    if (!dtr__progress_has_thread(w)) {
+        dtr__progress_poll_all(w);
+    }
+    dtr__backoff_pause(w, &m->backoff);
+    return DTR_OK;
+}
+
+static dtr_status await(meeting *m, const char *what, int about, void *value, size_t nbytes) {
+    bool found = false;
+    for (;;) {
+        DTR_TRY(look(m, what, about, value, nbytes, &found));
+        if (found) {
+            return DTR_OK;
+        }
+        DTR_TRY(rest(m));
+    }
+}
+
+/* ---- the steps ---- */
+
+static dtr_status get_identifier(meeting *m, unsigned char id[DTR__NCCL_ID]) {
+    dtr__nccl_comm *c = m->comm;
+    char here = 1;
+    if (c->rank != 0) {
+        DTR_TRY(tell(m, 0, "join", c->rank, &here, 1));
+        return await(m, "id", 0, id, DTR__NCCL_ID);
+    }
+    for (int r = 1; r < c->size; r++) {
+        DTR_TRY(await(m, "join", r, &here, 1));
+    }
+    int code = c->ops->unique_id(id);
+    if (code != 0) {
+        return dtr__nccl_failed(c, NULL, "ncclGetUniqueId", code);
+    }
+    return tell_all(m, "id", id, DTR__NCCL_ID);
+}
+
+/* Whether a rank that shares the communicator has already been refused by NCCL. */
+static dtr_status look_for_refusal(meeting *m, outcome *o) {
+    bool found = false;
+    if (m->comm->rank != 0) {
+        outcome all = { 0 };
+        DTR_TRY(look(m, "all", 0, &all, sizeof all, &found));
+        if (found && all.refused) {
+            *o = all;
+        }
+        return DTR_OK;
+    }
+    for (int r = 1; r < m->comm->size && !o->refused; r++) {
+        outcome one = { 0 };
+        DTR_TRY(look(m, "own", r, &one, sizeof one, &found));
+        if (found && one.refused) {
+            *o = one;
+        }
+    }
+    return DTR_OK;
+}
+
+static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
+    dtr__nccl_comm *c = m->comm;
+    dtr_group *g = m->group;
+    static const char function[] = "ncclCommInitRankConfig";
+    int busy = c->ops->in_progress();
+    pthread_mutex_lock(&c->lock);
+    int code = atomic_load(&c->aborted) == 0
+                   ? c->ops->init(c->device, &c->handle, c->size, id, c->rank, &g->nccl->config)
+                   : busy;
+    pthread_mutex_unlock(&c->lock);
+    while (code == busy) {
+        DTR_TRY(look_for_refusal(m, o));
+        if (o->refused) {
+            return DTR_OK;
+        }
+        DTR_TRY(rest(m));
+        if (!dtr__nccl_look(c, &code)) {
+            return dtr__group_broken(m->group);
+        }
+    }
+    if (code == c->ops->invalid_usage() && g->cuda_use == 'a') {
+        const char *text = c->ops->last_error(NULL);
+        o->refused = 1;
+        snprintf(o->text, sizeof o->text, "%s", text != NULL ? text : c->ops->error_text(code));
+        return DTR_OK;
+    }
+    return code == 0 ? DTR_OK : dtr__nccl_failed(c, NULL, function, code);
+}
+
+static dtr_status agree(meeting *m, outcome *o) {
+    dtr__nccl_comm *c = m->comm;
+    if (c->rank != 0) {
+        DTR_TRY(tell(m, 0, "own", c->rank, o, sizeof *o));
+        return await(m, "all", 0, o, sizeof *o);
+    }
+    for (int r = 1; r < c->size && !o->refused; r++) {
+        DTR_TRY(await(m, "own", r, o, sizeof *o));
+    }
+    return tell_all(m, "all", o, sizeof *o);
+}
+
+/* What one rank was told about the devices holds for the group. */
+static void give_way(dtr__nccl_comm *c, const outcome *o) {
+    struct dtr__nccl *n = c->group->nccl;
+    dtr__nccl_abort(c);
+    (void)dtr__nccl_ended(c, 1);
+    snprintf(n->reason, sizeof n->reason, "NCCL does not take the devices of the ranks: %s",
+             o->text);
+    atomic_store_explicit(&n->refused, 1, memory_order_release);
+}
+
+dtr_status dtr__nccl_connect(dtr__nccl_comm *c) {
+    dtr_group *g = c->group;
+    unsigned char id[DTR__NCCL_ID];
+    outcome o = { 0 };
+    char version[16];
+    bool set = g->world->options.value[DTR__OPT_NCCL_INIT_TIMEOUT].origin != DTR__FROM_DEFAULT;
+    meeting m = { .comm = c,
+                  .group = g,
+                  .began = dtr__now(),
+                  .limit_s = set ? dtr__opt_seconds(&g->world->options, DTR__OPT_NCCL_INIT_TIMEOUT)
+                                 : g->timeout_cuda_s };
+    dtr_status s = get_identifier(&m, id);
+    double exchanged = dtr__now();
+    s = s == DTR_OK ? start(&m, id, &o) : s;
+    s = s == DTR_OK ? agree(&m, &o) : s;
+    if (s < 0) {
+        dtr__nccl_abort(c);
+        return s;
+    }
+    if (o.refused) {
+        give_way(c, &o);
+        return DTR_OK;
+    }
+    c->ready = true;
+    DTR_INFO(
+        g->world,
+        "group '%s': NCCL %s communicator of %d ranks on cuda:%d, this is rank %d; %.0f ms for "
+        "the identifier, %.0f ms to start",
+        g->name, dtr__nccl_version_text(dtr__nccl_get()->version, version), c->size, c->device,
+        c->rank, (exchanged - m.began) * 1e3, (dtr__now() - exchanged) * 1e3);
+    return DTR_OK;
+}

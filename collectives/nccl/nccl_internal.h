@@ -1,0 +1,107 @@
+/* The nccl backend. A call is launched by the thread that makes it, on the stream of its
+ * communicator: after what the caller's stream holds by then, and with an event behind it. The
+ * engine only watches that event; nothing of an operation runs on its thread. */
+#ifndef DTR_NCCL_INTERNAL_H
+#define DTR_NCCL_INTERNAL_H
+
+#include "engine.h"
+#include "nccl/nccl_calls.h"
+#include "rt_device.h"
+
+typedef struct dtr__nccl_event {
+    struct dtr__nccl_event *next;
+    void *event;
+} dtr__nccl_event;
+
+/* Of a group and a device, or of a pair of ranks and a device. Outlives the group while a handle of
+ * one of its works does. Locks: `turn` of the group before `lock`. */
+typedef struct dtr__nccl_comm {
+    struct dtr__nccl_comm *next; /* of the group; its lock */
+    _Atomic int refs;
+    dtr_group *group; /* not looked at once the group has ended */
+    const dtr__nccl_ops *ops;
+    const dtr__device_ops *cuda;
+    int device;
+    int low, high;        /* group ranks of a pair; -1: all members */
+    int rank, size;       /* in the communicator */
+    uint32_t number;      /* of this group's communicators of its kind, the same on all its ranks */
+    bool local;           /* a group of one rank: a stream, and no NCCL */
+    bool ready;           /* turn */
+    pthread_mutex_t lock; /* handle; one native call at a time, which may not return */
+    void *handle;
+    pthread_mutex_t pool_lock; /* idle; held briefly */
+    dtr__nccl_event *idle;
+    _Atomic int aborted, ended; /* to be used no more; the native end has returned */
+    void *stream;
+    void *room[32]; /* for copies of inputs, each twice the size of the one before; turn */
+    size_t room_size;
+    int n_rooms;
+    uint64_t launched; /* works; turn */
+    uint64_t seen;     /* of them that have ended; progress lock */
+    int64_t asked_ns;  /* last look at the communicator's state; progress lock */
+} dtr__nccl_comm;
+
+struct dtr__nccl {
+    dtr_group *group;
+    const dtr__nccl_ops *ops; /* NULL: NCCL cannot serve this group, for this reason */
+    const dtr__device_ops *cuda;
+    dtr__nccl_config config;
+    char reason[400];
+    pthread_mutex_t turn; /* of issuing: operations are launched in the order of their numbers */
+    pthread_mutex_t lock; /* comms, warned */
+    dtr__nccl_comm *comms;
+    const char *warned[8]; /* reasons that have been told */
+    uint32_t made;         /* communicators of all members; turn */
+    _Atomic int refused;   /* NCCL does not take these devices: agreed */
+};
+
+/* A work: kept in its `composite`. */
+typedef struct dtr__nccl_op {
+    dtr__composite composite;
+    dtr__nccl_comm *comm; /* a reference */
+    dtr__nccl_event *fence, *end;
+    uint64_t number;      /* among the works of the communicator */
+    _Atomic int launched; /* `end` has been recorded */
+    bool host_only;       /* a last step of the host follows: streams cannot wait for it */
+} dtr__nccl_op;
+
+/* ---- nccl_comm.c ---- */
+/* The communicator for these ranks and this device, made without NCCL's help when first asked for.
+ * turn held. */
+dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
+                             dtr__nccl_comm **comm);
+void dtr__nccl_comm_unref(dtr__nccl_comm *comm);
+/* An event that nothing has recorded since it was last given back. */
+dtr_status dtr__nccl_event_take(dtr__nccl_comm *comm, dtr__nccl_event **event);
+void dtr__nccl_event_give(dtr__nccl_comm *comm, dtr__nccl_event *event);
+/* Give NCCL's part up from any thread: it may not be used any more, and a short-lived thread ends
+ * it. wait: at most `limit_s` seconds for that; false: the thread is left behind. */
+void dtr__nccl_abort(dtr__nccl_comm *comm);
+bool dtr__nccl_ended(const dtr__nccl_comm *comm, double limit_s);
+void dtr__nccl_abort_all(struct dtr__nccl *n);
+/* The record of a native failure, with its status. */
+dtr_status dtr__nccl_failed(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
+                            int code);
+/* After a native call: wait until the communicator has done what it was asked for. */
+dtr_status dtr__nccl_settle(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
+                            int code);
+/* Take the lock for native calls; false, without it, once the communicator is used no more. */
+bool dtr__nccl_enter(dtr__nccl_comm *comm);
+/* State of the communicator, one look, unless another thread is in a native call; false once it is
+ * used no more. */
+bool dtr__nccl_look(dtr__nccl_comm *comm, int *code);
+
+/* ---- nccl_connect.c ---- */
+/* Make NCCL's communicator together with its other ranks; turn held. DTR_OK too where NCCL refused
+ * the devices, which `refused` of the group says then. */
+dtr_status dtr__nccl_connect(dtr__nccl_comm *comm);
+
+/* ---- nccl_move.c ---- */
+/* Everything between the fence and the end event. */
+dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
+
+/* ---- nccl_choice.c ---- */
+/* Whether nccl serves a call; where it does not, `why` says for what reason. */
+bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why);
+
+#endif /* DTR_NCCL_INTERNAL_H */

@@ -1,0 +1,480 @@
+/* The nccl backend on the stand-ins: what it calls and when, waits, messages, what it leaves to
+ * stage, and what failures come to. Values for every dtype and operator are in double_matrix. */
+#include <stdio.h>
+#include <string.h>
+
+#include "device_data.h"
+#include "fake_cuda.h"
+#include "harness.h"
+
+enum { N = 3000 };
+
+static dtr_group *group_of(const char *backend, double timeout_s) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    o.backend = backend;
+    o.timeout_s = timeout_s;
+    if (timeout_s > 0) {
+        return th_hasty_group(th_world(), &o);
+    }
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
+    TH_AGREE();
+    return g;
+}
+
+static void fault(const char *name, const char *value) {
+    if (value != NULL) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+    dtr_fake_cuda_reload();
+}
+
+static void allreduce_good(dtr_group *g) {
+    dtr_buffer b = filled(N, 1);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
+    check(b, 1, (float)th_size(), "sum");
+    drop(b);
+}
+
+/* D1, D4, D9, D10, J1: one communicator for three operations, on a stream of its own; GP11: none
+ * for a group of one rank, which only copies. */
+START_TEST(D1_one_communicator) {
+    dtr_fake_cuda_log_start();
+    for (int i = 0; i < 3; i++) {
+        allreduce_good(th_group());
+    }
+    int inits = dtr_fake_cuda_log_count("ncclCommInitRankConfig rank");
+    int calls = dtr_fake_cuda_log_count("ncclAllReduce rank");
+    int streams = dtr_fake_cuda_log_count("cudaStreamCreateWithPriority flags=1 priority=-5");
+    int many = th_size() > 1;
+    TH_CHECK(inits == many, "%d communicators: %s", inits, dtr_fake_cuda_log_text());
+    TH_CHECK(calls == 3 * many, "%d native calls", calls);
+    TH_CHECK(streams == 1, "%d streams: %s", streams, dtr_fake_cuda_log_text());
+    TH_AGREE();
+    dtr_group *g = group_of("cpu:auto,cuda:nccl", 0);
+    dtr_fake_cuda_log_start();
+    allreduce_good(g);
+    TH_CHECK(dtr_fake_cuda_log_count("ncclCommInitRankConfig rank") == 1, "nccl was named");
+    TH_OK(dtr_group_destroy(g));
+    TH_CHECK(dtr_fake_cuda_log_count("ncclCommFinalize") > 0, "no finalize before the end");
+    TH_AGREE();
+}
+END_TEST
+
+/* L1, L2, J2, J3, L3, J20: an operation waits for its stream and is waited for by streams; the host
+ * goes on. */
+START_TEST(L1_waits_order_streams) {
+    cudaStream_t stream, slow, other;
+    cudaEvent_t open;
+    cudaStream_t *streams[] = { &stream, &slow, &other };
+    for (int i = 0; i < 3; i++) {
+        TH_CHECK(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking) == cudaSuccess,
+                 "stream");
+    }
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    allreduce_good(th_group()); /* the communicator is there */
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL, *second = NULL;
+    bool done = true;
+    dtr_fake_cuda_hold(open, 1);
+    cudaEventRecord(open, slow);
+    cudaStreamWaitEvent(stream, open, 0);
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, &o, &second), DTR_OK);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_IS(dtr_work_wait_stream(second, other), DTR_OK);
+    TH_CHECK(cudaStreamQuery(other) == cudaErrorNotReady, "the other stream does not wait");
+    TH_IS(dtr_work_test(w, &done), DTR_OK);
+    TH_CHECK(!done, "the operation did not wait for the stream");
+    TH_IS(dtr_work_synchronize(second, 0), DTR_IN_PROGRESS);
+    TH_CHECK(dtr_fake_cuda_log_count("Synchronize") == 0, "the host waited for the device: %s",
+             dtr_fake_cuda_log_text());
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_work_synchronize(second, -1), DTR_OK);
+    TH_IS(dtr_work_test(w, &done), DTR_OK);
+    TH_CHECK(done, "it was before the one that has ended");
+    TH_CHECK(cudaStreamSynchronize(other) == cudaSuccess, "synchronize");
+    check(b, 1, (float)th_size(), "sum");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    TH_IS(dtr_work_release(second), DTR_OK);
+    TH_IS(dtr_work_wait_stream(NULL, NULL), DTR_OK);
+    drop(b);
+    cudaEventDestroy(open);
+    for (int i = 0; i < 3; i++) {
+        cudaStreamDestroy(*streams[i]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* Y1: a barrier comes after what this rank has under way on its devices. */
+START_TEST(Y1_barrier_waits_for_works) {
+    cudaStream_t stream;
+    cudaEvent_t open;
+    allreduce_good(th_group());
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL, *barrier = NULL;
+    bool done = true;
+    dtr_fake_cuda_hold(open, 1);
+    cudaEventRecord(open, stream);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, &w), DTR_OK);
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_barrier(th_group(), NULL, &barrier), DTR_OK);
+    for (int i = 0; i < 50; i++) {
+        TH_IS(dtr_work_test(barrier, &done), DTR_OK);
+        TH_CHECK(!done, "the barrier ended before the work");
+    }
+    TH_CHECK(dtr_fake_cuda_log_count("ncclAllReduce") == 0, "it called NCCL");
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_work_wait(barrier, -1), DTR_OK);
+    TH_IS(dtr_work_test(w, &done), DTR_OK);
+    TH_CHECK(done, "the work has not ended after the barrier");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    TH_IS(dtr_work_release(barrier), DTR_OK);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* W1, W2, W3, W9, D3, G6, U2: messages of pairs, a ring in a batch; what has a tag goes by stage.
+ */
+START_TEST(W1_messages) {
+    int size = th_size(), next = (th_rank() + 1) % size, before = (th_rank() + size - 1) % size;
+    dtr_buffer out = filled(N, (float)th_rank()), in = device_f32(N);
+    uint64_t seq = dtr_group_seq(th_group());
+    dtr_fake_cuda_log_start();
+    dtr_p2p ring[] = { { true, out, next, 0 }, { false, in, before, 0 } };
+    TH_IS(dtr_batch_p2p(th_group(), ring, 2, NULL, NULL), DTR_OK);
+    check(in, (float)before, 1, "ring");
+    TH_CHECK(dtr_fake_cuda_log_count("ncclSend rank") == 1, "%s", dtr_fake_cuda_log_text());
+    TH_AGREE();
+    dtr_fake_cuda_log_start();
+    int peer = th_rank() ^ 1; /* pairs */
+    for (int i = 0; i < 2 && peer < size; i++) {
+        dtr_status s = th_rank() < peer ? dtr_send(th_group(), out, peer, 0, NULL, NULL)
+                                        : dtr_recv(th_group(), in, peer, 0, NULL, NULL);
+        TH_IS(s, DTR_OK);
+    }
+    if (peer < size) {
+        TH_CHECK(dtr_fake_cuda_log_count("ncclCommInitRankConfig rank") == 1, "a pair's own");
+        char geometry[64];
+        snprintf(geometry, sizeof geometry, "ncclCommInitRankConfig rank %d of 2", th_rank() & 1);
+        TH_CHECK(dtr_fake_cuda_log_count(geometry) == 1, "%s", dtr_fake_cuda_log_text());
+        check(in, (float)(th_rank() < peer ? before : peer), 1, "message");
+    }
+    TH_AGREE();
+    dtr_work *w = NULL;
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_recv(th_group(), in, DTR_ANY_SOURCE, 7, NULL, &w), DTR_OK);
+    TH_IS(dtr_send(th_group(), out, next, 7, NULL, NULL), DTR_OK);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_CHECK(dtr_work_source(w) == before, "source %d", dtr_work_source(w));
+    TH_IS(dtr_work_release(w), DTR_OK);
+    check(in, (float)before, 1, "with a tag");
+    TH_CHECK(dtr_fake_cuda_log_count("ncclSend") == 0, "NCCL has no tags");
+    TH_IS(dtr_recv(th_group(), in, DTR_ANY_SOURCE, 0, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_IS(dtr_send(th_group(), out, th_rank(), 0, NULL, NULL), DTR_ERR_RANK);
+    TH_CHECK(dtr_group_seq(th_group()) == seq, "messages moved the sequence");
+    drop(in);
+    drop(out);
+    TH_AGREE();
+}
+END_TEST
+
+/* W4: in a batch a rank may send to itself. */
+START_TEST(W4_oneself_in_a_batch) {
+    dtr_group *g = group_of("cpu:auto,cuda:nccl", 0);
+    dtr_buffer out = filled(N, (float)th_rank()), in = device_f32(N);
+    dtr_p2p own[] = { { true, out, th_rank(), 0 }, { false, in, th_rank(), 0 } };
+    TH_IS(dtr_batch_p2p(g, own, 2, NULL, NULL), DTR_OK);
+    check(in, (float)th_rank(), 1, "to oneself");
+    drop(in);
+    drop(out);
+    TH_OK(dtr_group_destroy(g));
+}
+END_TEST
+
+/* A4, A13, A20, A21, GP9: what NCCL lacks goes by stage, with one warning for each reason; where
+ * nccl was named it is refused, and takes no number. */
+START_TEST(A13_what_nccl_lacks) {
+    dtr_buffer b = filled(N, 0);
+    dtr_buffer whole = { b.data, N, DTR_I32, gpu }, half = { b.data, N, DTR_I16, gpu };
+    th_log_clear();
+    dtr_fake_cuda_log_start();
+    for (int i = 0; i < 2; i++) {
+        TH_IS(dtr_allreduce(th_group(), whole, whole, DTR_BXOR, NULL, NULL), DTR_OK);
+        TH_IS(dtr_allreduce(th_group(), half, half, DTR_MAX, NULL, NULL), DTR_OK);
+    }
+    TH_CHECK(dtr_fake_cuda_log_count("ncclAllReduce") == 0, "NCCL was called");
+    int warnings = th_log_count("travel through host memory");
+    TH_CHECK(warnings == (dtr_group_rank(th_group()) == 0 ? 2 : 0), "%d warnings", warnings);
+    TH_AGREE();
+    dtr_group *g = group_of("cpu:auto,cuda:nccl", 0);
+    TH_IS(dtr_allreduce(g, whole, whole, DTR_BXOR, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("bxor");
+    TH_IS(dtr_allreduce(g, half, half, DTR_SUM, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_IS(dtr_send(g, b, (th_rank() + 1) % th_size(), 3, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_CHECK(dtr_group_seq(g) == 0, "a refused call took a number");
+    drop(b);
+    TH_OK(dtr_group_destroy(g));
+}
+END_TEST
+
+/* A10, A11: a factor by value and one on the device; what was made for the call is given back. */
+START_TEST(A11_premultiplied) {
+    float half = 0.5f;
+    dtr_buffer b = filled(N, 1), f = device_f32(1);
+    put(f, &half);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.premul = 2;
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_PREMUL_SUM, &o, NULL), DTR_OK);
+    o.premul_device = f.data;
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_PREMUL_SUM, &o, NULL), DTR_OK);
+    check(b, 1, (float)(th_size() * th_size()), "twice and half the sum");
+    int many = th_size() > 1;
+    TH_CHECK(dtr_fake_cuda_log_count("ncclRedOpCreatePreMulSum type") == 2 * many, "created");
+    TH_CHECK(dtr_fake_cuda_log_count("ncclRedOpDestroy") == 2 * many, "not destroyed: %s",
+             dtr_fake_cuda_log_text());
+    drop(b);
+    drop(f);
+    TH_AGREE();
+}
+END_TEST
+
+/* Every member has the error, and the group stays broken. */
+static void check_broken(dtr_group *g, dtr_status own, int culprit, const char *text) {
+    dtr_buffer b = filled(N, 1);
+    dtr_work *w = NULL;
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
+    if (s == DTR_OK) {
+        s = dtr_work_synchronize(w, -1);
+        TH_IS(dtr_work_release(w), DTR_OK);
+    }
+    TH_CHECK(th_rank() == culprit ? s == own : s < 0, "%s: %s", dtr_status_name(s),
+             dtr_last_error_message());
+    TH_CHECK(strstr(dtr_last_error_message(), text) != NULL, "\"%s\" does not say %s",
+             dtr_last_error_message(), text);
+    th_barrier();
+    TH_CHECK(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL) == s, "it was rebuilt");
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    drop(b);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+
+/* H1, H8, D18, G5: a native call that fails on one rank breaks the group on all, with one text. */
+START_TEST(H1_native_error) {
+    int last = th_size() - 1;
+    char who[32];
+    snprintf(who, sizeof who, "on rank %d", last);
+    dtr_group *g = group_of(NULL, 0);
+    allreduce_good(g);
+    TH_AGREE();
+    fault("DTR_FAKE_CUDA_ERR", th_rank() == last ? "cudaEventRecord:1:700" : NULL);
+    dtr_buffer b = filled(N, 1);
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
+    fault("DTR_FAKE_CUDA_ERR", NULL);
+    drop(b);
+    check_broken(g, s, last, "CUDA error 700");
+    TH_AGREE();
+}
+END_TEST
+
+/* D24, reliability:FI30: NCCL does not start on one rank. */
+START_TEST(D24_failed_init) {
+    int last = th_size() - 1;
+    char rank[16];
+    snprintf(rank, sizeof rank, "%d", last);
+    fault("DTR_FAKE_NCCL_INIT_FAIL_RANK", rank);
+    dtr_group *g = group_of(NULL, 0);
+    dtr_buffer b = filled(N, 1);
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
+    TH_CHECK(th_rank() == last ? s == DTR_ERR_NCCL : s < 0, "%s", dtr_status_name(s));
+    TH_MESSAGE("injected failure of init");
+    th_barrier();
+    fault("DTR_FAKE_NCCL_INIT_FAIL_RANK", NULL);
+    drop(b);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
+/* GP8: NCCL refuses the devices of an automatic group, which then goes by stage on all ranks. */
+START_TEST(GP8_refused_devices) {
+    dtr_group *g = group_of(NULL, 0);
+    th_log_clear();
+    fault("DTR_FAKE_NCCL_ERR", th_rank() == 0 ? "ncclCommInitRankConfig:1:5" : NULL);
+    allreduce_good(g);
+    allreduce_good(g);
+    fault("DTR_FAKE_NCCL_ERR", NULL);
+    int warnings = th_log_count("travel through host memory");
+    TH_CHECK(warnings == (dtr_group_rank(g) == 0), "%d warnings", warnings);
+    TH_CHECK(dtr_group_seq(g) == 2, "two operations, but the sequence is %d",
+             (int)dtr_group_seq(g));
+    TH_OK(dtr_group_destroy(g));
+}
+END_TEST
+
+/* I1, FI35, reliability:FI32: works under way end with the reason when the group is aborted. */
+START_TEST(I1_abort) {
+    dtr_group *g = group_of(NULL, 0);
+    cudaStream_t stream;
+    cudaEvent_t open;
+    allreduce_good(g);
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL;
+    if (th_rank() == 0) { /* this rank's part cannot start, so nobody's can end */
+        dtr_fake_cuda_hold(open, 1);
+        cudaEventRecord(open, stream);
+    }
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    th_barrier();
+    if (th_rank() == 0) {
+        TH_IS(dtr_group_abort(g, "enough"), DTR_OK);
+    }
+    TH_IS(dtr_work_synchronize(w, -1), DTR_ERR_ABORTED);
+    TH_MESSAGE("enough");
+    TH_IS(dtr_work_wait(w, -1), DTR_ERR_ABORTED);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier(); /* the stand-in would still run what was aborted before it began */
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    drop(b);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
+/* reliability:FI32: an error that NCCL finds by itself on one rank reaches all. */
+START_TEST(FI32_asynchronous_error) {
+    dtr_group *g = group_of(NULL, 0);
+    allreduce_good(g);
+    TH_AGREE();
+    char where[64];
+    snprintf(where, sizeof where, "%d@ncclAllReduce", th_size() - 1);
+    fault("DTR_FAKE_NCCL_ASYNC_ERR_RANK", where);
+    dtr_buffer b = filled(N, 1);
+    dtr_work *w = NULL;
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w); /* it may be seen there already */
+    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
+    TH_CHECK(s < 0, "%s", dtr_status_name(s));
+    TH_MESSAGE("injected asynchronous error");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    fault("DTR_FAKE_NCCL_ASYNC_ERR_RANK", NULL);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    drop(b);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
+/* K7, reliability:FI35: a rank's kernel hangs; the limit ends it on all ranks. */
+START_TEST(FI35_hanging_kernel) {
+    dtr_group *g = group_of(NULL, 0);
+    allreduce_good(g);
+    TH_AGREE();
+    char where[64];
+    snprintf(where, sizeof where, "%d@ncclAllReduce", th_size() - 1);
+    fault("DTR_FAKE_NCCL_HANG_RANK", where);
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.timeout_s = 0.5;
+    dtr_work *w = NULL;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_IS(dtr_work_synchronize(w, -1), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("allreduce");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    fault("DTR_FAKE_NCCL_HANG_RANK", NULL);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    drop(b);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
+/* G3, E9, reliability:FI31: NCCL does not start everywhere within the limit. */
+START_TEST(FI31_hanging_init) {
+    char rank[16];
+    snprintf(rank, sizeof rank, "%d", th_size() - 1);
+    fault("DTR_FAKE_NCCL_INIT_HANG_RANK", rank);
+    dtr_group *g = group_of(NULL, 2);
+    dtr_buffer b = filled(N, 1);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("NCCL");
+    th_barrier();
+    fault("DTR_FAKE_NCCL_INIT_HANG_RANK", NULL);
+    drop(b);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    allreduce_good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
+/* G3, E4: a rank that does not come is named. */
+START_TEST(E4_absent_rank) {
+    dtr_group *g = group_of(NULL, 2);
+    dtr_buffer b = filled(N, 1);
+    int last = th_size() - 1;
+    if (th_rank() != last) {
+        TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
+        if (th_size() == 2) { /* of more, the one that waits for rank 0 may be the first */
+            TH_MESSAGE("has not joined: rank 1 (world 1)");
+        }
+    }
+    th_barrier();
+    drop(b);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "nccl", 110);
+    th_add(tc, D1_one_communicator, 1, 0);
+    th_add(tc, L1_waits_order_streams, 1, 0);
+    th_add(tc, Y1_barrier_waits_for_works, 1, 0);
+    th_add(tc, W1_messages, 2, 0);
+    th_add(tc, W4_oneself_in_a_batch, 1, 0);
+    th_add(tc, A13_what_nccl_lacks, 2, 0);
+    th_add(tc, A11_premultiplied, 1, 0);
+    th_add(tc, H1_native_error, 1, 0);
+    th_add(tc, D24_failed_init, 2, 0);
+    th_add(tc, GP8_refused_devices, 2, 0);
+    th_add(tc, I1_abort, 2, 0);
+    th_add(tc, FI32_asynchronous_error, 2, 0);
+    th_add(tc, FI35_hanging_kernel, 2, 0);
+    th_add(tc, FI31_hanging_init, 2, 0);
+    th_add(tc, E4_absent_rank, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "nccl", make);
+}
