@@ -9,6 +9,10 @@
 /* Count one more user of MPI, initialising it when `may_initialise` and nobody has. `level` becomes
  * what MPI provides, `own` whether this library initialised it, `serial` a number of this use. */
 dtr_status dtr__mpi_acquire(bool may_initialise, int *level, bool *own, uint32_t *serial);
+/* Collective over `comm`: DTR_OK once all of its ranks have come, DTR_ERR_TIMEOUT where they have
+ * not within the limit, also for a rank that comes after others have given up. What was begun stays
+ * in the communicator, so that no further collective call on it would match. */
+dtr_status dtr__mpi_meet(MPI_Comm comm, double limit_s);
 /* One user less. With `finish`, MPI that this library initialised ends when no other is left. */
 dtr_status dtr__mpi_release(bool finish);
 

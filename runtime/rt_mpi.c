@@ -93,6 +93,42 @@ dtr_status dtr__mpi_release(bool finish) {
     return s;
 }
 
+/* ---- meeting before anything can block ---- */
+
+static dtr_status await(MPI_Request *request, double limit_s, int rank, int size) {
+    dtr__backoff backoff = { 0 };
+    double end = dtr__now() + limit_s;
+    int done = 0;
+    for (;;) {
+        DTR_MPI(NULL, MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) {
+            return DTR_OK;
+        }
+        DTR_REQUIRE(
+            dtr__now() < end, NULL, DTR_ERR_TIMEOUT,
+            "world creation: rank %d has waited %g s, but not all %d ranks of the "
+            "communicator have come. A rank has ended before, does not create the world, or "
+            "came when others had given up: the ranks without this message are the ones to "
+            "look at. No world can be made on this communicator any more",
+            rank, limit_s, size);
+        dtr__backoff_pause(NULL, &backoff);
+    }
+}
+
+/* Twice: who passes the first knows that all have come, and who passes the second that nobody had
+ * left before. */
+dtr_status dtr__mpi_meet(MPI_Comm comm, double limit_s) {
+    int rank, size;
+    DTR_MPI(NULL, MPI_Comm_rank(comm, &rank));
+    DTR_MPI(NULL, MPI_Comm_size(comm, &size));
+    for (int i = 0; i < 2 && size > 1; i++) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        DTR_MPI(NULL, MPI_Ibarrier(comm, &request));
+        DTR_TRY(await(&request, limit_s, rank, size));
+    }
+    return DTR_OK;
+}
+
 /* ---- agreement ---- */
 
 typedef struct verdict {

@@ -278,13 +278,32 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     return s;
 }
 
+/* How long a rank waits for the others to come: as an operation would, but the ranks of a job do
+ * not start all at once. What cannot be read is refused later. */
+static double meeting_limit(const dtr_world_options *given) {
+    enum { LEAST_S = 60, DEFAULT_S = 1800 };
+    dtr_world_options o;
+    dtr__options env;
+    double limit_s = 0;
+    if (dtr__options_copy(given, &o, sizeof o, "dtr_world_options") == DTR_OK) {
+        limit_s = o.timeout_s;
+    }
+    if (!(limit_s > 0) && dtr__options_read(&env) == DTR_OK) {
+        limit_s = dtr__opt_seconds(&env, DTR__OPT_TIMEOUT);
+        dtr__options_free(&env);
+    }
+    limit_s = limit_s > 0 ? limit_s : DEFAULT_S;
+    return limit_s > LEAST_S ? limit_s : LEAST_S;
+}
+
 /* A duplicate of `comm` with errors returned, and this rank in it. */
-static dtr_status duplicate(MPI_Comm comm, MPI_Comm *dup, int *rank, int *size) {
+static dtr_status duplicate(MPI_Comm comm, double limit_s, MPI_Comm *dup, int *rank, int *size) {
     int inter = 0;
     DTR_MPI(NULL, MPI_Comm_test_inter(comm, &inter));
     DTR_REQUIRE(!inter, NULL, DTR_ERR_ARG,
                 "the communicator is an inter-communicator; a world needs an intra-communicator "
                 "(MPI_Intercomm_merge makes one)");
+    DTR_TRY(dtr__mpi_meet(comm, limit_s));
     DTR_MPI(NULL, MPI_Comm_dup(comm, dup));
     DTR_MPI(NULL, MPI_Comm_set_errhandler(*dup, MPI_ERRORS_RETURN));
     DTR_MPI(NULL, MPI_Comm_rank(*dup, rank));
@@ -301,7 +320,8 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
     uint32_t serial = 0;
     MPI_Comm dup = MPI_COMM_NULL;
     DTR_TRY(dtr__mpi_acquire(comm == MPI_COMM_NULL, &level, &own, &serial));
-    dtr_status s = duplicate(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, &dup, &rank, &size);
+    MPI_Comm from = comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm;
+    dtr_status s = duplicate(from, meeting_limit(o), &dup, &rank, &size);
     if (s == DTR_OK) {
         s = dtr__agree_version(dup, DTR_VERSION);
         if (s != DTR_OK) {

@@ -18,6 +18,7 @@
 #include <dtr/world.h>
 
 #include "rt_control.h"
+#include "rt_internal.h"
 
 enum { WARM = 20, N = 1000 };
 
@@ -515,6 +516,25 @@ static void no_creation(void) {
     put_file(name);
 }
 
+/* INI26: the victim does not come to the creation of a world; later it does, and is not left alone
+ * for ever either. */
+static void no_world(void) {
+    char name[32];
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    for (int r = 0; rank == victim && r < size; r++) {
+        snprintf(name, sizeof name, "done%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    note("meet", dtr__mpi_meet(comm, 1.0));
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+    snprintf(name, sizeof name, "done%d", victim);
+    await_file(name);
+}
+
 /* FI17 */
 static void aborted(void) {
     go_ahead();
@@ -583,6 +603,7 @@ static const struct {
               { "killed_node", killed_node },
               { "barrier", barrier },
               { "no_creation", no_creation },
+              { "no_world", no_world },
               { "aborted", aborted },
               { "no_partner", no_partner },
               { "refused", refused },

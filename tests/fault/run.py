@@ -307,6 +307,11 @@ def no_creation():
            r"allreduce #20 .*alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
 
 
+def no_world():
+    for r in range(ranks):
+        expect(r, "meet", "DTR_ERR_TIMEOUT", r"rank %d has waited 1 s, but not all %d ranks" % (r, ranks))
+
+
 def aborted():
     for r in range(ranks):
         expect(r, "allreduce", "DTR_ERR_ABORTED", "the loss is not a number")

@@ -42,7 +42,8 @@ enum { DTR_LOG_ERROR = 0, DTR_LOG_WARN = 1, DTR_LOG_INFO = 2, DTR_LOG_DEBUG = 3 
  *  @gpu        picks this rank's device, creates no context on others
  *  @errors     DTR_ERR_ARG, DTR_ERR_DEVICE, DTR_ERR_STATE (MPI already finalised), DTR_ERR_MPI,
  * DTR_ERR_NOMEM, DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early), DTR_ERR_MISMATCH
- * (ranks load different versions of the library); DTR_ERR_REMOTE where another rank failed
+ * (ranks load different versions of the library), DTR_ERR_TIMEOUT (a rank has not come);
+ * DTR_ERR_REMOTE where another rank failed
  *  @since 0.1 */
 DTR_API dtr_status dtr_world_create(const dtr_world_options *options, dtr_world **world);
 
