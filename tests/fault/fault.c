@@ -584,6 +584,7 @@ static const struct {
     void (*run)(void);
 } cases[] = { { "healthy", healthy },
               { "slow", slow },
+              { "unwritable", healthy },
               { "absent", absent },
               { "kind", kind },
               { "killed", killed },

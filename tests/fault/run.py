@@ -33,7 +33,8 @@ def check(condition, what):
 
 # Settings of single cases.
 ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
-SETTINGS = {"kind": {"DTR_DUMP": "0"}, "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
+SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc/nowhere"},
+            "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
 
 
 def prepare():
@@ -42,7 +43,8 @@ def prepare():
 
 
 def launch():
-    env = dict(os.environ, DTR_RECORDER_DIR=recordings, DTR_BACKEND="cpu:" + backend, **SETTINGS.get(case, {}))
+    env = dict(os.environ, DTR_RECORDER_DIR=recordings, DTR_BACKEND="cpu:" + backend)
+    env.update(SETTINGS.get(case, {}))
     env.pop("OMPI_MCA_orte_abort_on_non_zero_status", None)
     version = subprocess.run([mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
     # A rank's death must not be the launcher's reason to end the others.
@@ -147,6 +149,15 @@ def healthy():
     first = text.split("\n")[0]
     check("no problem found" in first or "usually last" in first, text)
     robust()
+
+
+def unwritable():
+    """FI24: work goes on, after one warning of each rank with the folder and the reason."""
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_OK")
+        expect(r, "destroy", "DTR_OK")
+        warnings = re.findall(r"(?m)^\[rank%d\]: warning: .*no file in /proc/nowhere \(DTR_RECORDER_DIR\): \w+" % r, output)
+        check(len(warnings) == 1, "%d warnings of rank %d" % (len(warnings), r))
 
 
 def robust():
