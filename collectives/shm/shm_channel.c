@@ -10,7 +10,8 @@ enum {
     CHANNEL_LEAST = 20 << 10,
     CHANNEL_MOST = 256 << 10,
     SHORT_MOST = 16 << 10, /* bytes of a message that is copied through the ring unasked */
-    PIECE_MOST = 32 << 10
+    PIECE_MOST = 32 << 10,
+    EARLY_KEPT = 2 /* small messages of each peer that may come early without an allocation */
 };
 
 size_t dtr__shm_channel_bytes(int size, uint64_t limit) {
@@ -31,11 +32,14 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
     if (p != NULL) {
         p->out = calloc(n, sizeof *p->out);
         p->in = calloc(n, sizeof *p->in);
+        p->n_kept = EARLY_KEPT * n;
+        p->kept = aligned_alloc(DTR__SHM_LINE, p->n_kept * sizeof *p->kept);
     }
-    if (p == NULL || p->out == NULL || p->in == NULL) {
+    if (p == NULL || p->out == NULL || p->in == NULL || p->kept == NULL) {
         if (p != NULL) {
             free(p->out);
             free(p->in);
+            free(p->kept);
         }
         free(p);
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "group '%s': no memory for its %d channels", g->name,
@@ -46,6 +50,9 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
     const size_t ring = p->channel_bytes - sizeof(dtr__shm_channel);
     p->short_max = at_most(ring / 4, SHORT_MOST + sizeof(dtr__shm_cell)) - sizeof(dtr__shm_cell);
     p->piece = at_most(ring / 4, PIECE_MOST + DTR__SHM_LINE) - DTR__SHM_LINE;
+    for (size_t i = 0; i < p->n_kept; i++) {
+        dtr__shm_early_free(p, &p->kept[i]);
+    }
     s->p2p = p;
     return DTR_OK;
 }
@@ -60,8 +67,9 @@ void dtr__shm_p2p_free(dtr_group *g, dtr__shm_state *s, bool healthy) {
     }
     for (dtr__shm_early *e = p->early, *next; e != NULL; e = next) {
         next = e->next;
-        free(e);
+        dtr__shm_early_free(p, e);
     }
+    free(p->kept);
     for (dtr__shm_msg *m = p->idle, *next; m != NULL; m = next) {
         next = m->sibling;
         free(m);

@@ -84,7 +84,7 @@ void dtr__shm_post_receive(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m)
             *(before != NULL ? &before->next : &p->early) = e->next;
             p->last_early = p->last_early == e ? before : p->last_early;
             deliver(p, m, e->source, &e->cell, e->cell.where == 0);
-            free(e);
+            dtr__shm_early_free(p, e);
             return;
         }
     }
@@ -96,12 +96,31 @@ void dtr__shm_post_receive(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m)
 
 /* ---- the ring ---- */
 
+/* A step of a training program whose peer is a moment ahead must not cost an allocation. */
+static dtr__shm_early *early_new(dtr__shm_p2p *p, size_t behind) {
+    dtr__shm_early *e = p->spare;
+    if (behind == 0 && e != NULL) {
+        p->spare = e->next;
+        return e;
+    }
+    return aligned_alloc(DTR__SHM_LINE,
+                         (sizeof *e + behind + DTR__SHM_LINE - 1) / DTR__SHM_LINE * DTR__SHM_LINE);
+}
+
+void dtr__shm_early_free(dtr__shm_p2p *p, dtr__shm_early *e) {
+    if ((uintptr_t)e - (uintptr_t)p->kept >= p->n_kept * sizeof *e) { /* not one of them */
+        free(e);
+        return;
+    }
+    e->next = p->spare;
+    p->spare = e;
+}
+
 static dtr_status put_aside(const dtr_group *g, dtr__shm_p2p *p, int source,
                             const dtr__shm_cell *cell, bool is_short) {
     size_t nbytes = is_short ? cell->count * dtr_dtype_size((dtr_dtype)cell->dtype) : 0;
     size_t behind = nbytes > DTR__SHM_CELL_FIRST ? nbytes : 0;
-    dtr__shm_early *e = aligned_alloc(DTR__SHM_LINE, (sizeof *e + behind + DTR__SHM_LINE - 1) /
-                                                         DTR__SHM_LINE * DTR__SHM_LINE);
+    dtr__shm_early *e = early_new(p, behind);
     DTR_REQUIRE(e != NULL, NULL, DTR_ERR_NOMEM,
                 "group '%s': no memory for a message of %zu bytes from rank %d that came before "
                 "its receive",

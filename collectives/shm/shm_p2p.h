@@ -110,6 +110,8 @@ typedef struct dtr__shm_p2p {
     dtr__shm_in *in;                    /* [size] */
     dtr__shm_queue posted;              /* receives without a message, as they were called */
     dtr__shm_early *early, *last_early; /* messages without a receive, as they came */
+    dtr__shm_early *kept, *spare;       /* memory for small ones; what is free of it */
+    size_t n_kept;
     dtr__shm_msg *idle;
     size_t n_idle;
     size_t channel_bytes, short_max, piece;
@@ -143,6 +145,7 @@ static inline const void *dtr__shm_cell_data(const dtr__shm_cell *cell, size_t n
 void dtr__shm_post_receive(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m);
 void dtr__shm_unpost(dtr__shm_queue *q, dtr__shm_msg *m);
 dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer);
+void dtr__shm_early_free(dtr__shm_p2p *p, dtr__shm_early *e);
 /* More of a long message out of the sender's memory. */
 void dtr__shm_fetch(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m);
 
