@@ -85,20 +85,25 @@ static dtr__ddp_piece whole(const dtr_tensor *to, const dtr_tensor *from) {
     return (dtr__ddp_piece){ to->data, from->data, from->numel, to->dtype, from->dtype };
 }
 
+/* Noting a copy of fewer bytes would cost more than the copy. */
+enum { WORTH_NOTING = 16 << 10 };
+
 void dtr__ddp_copy_in(dtr_ddp *ddp, dtr__ddp_param *p) {
     dtr_tensor *grad = atomic_load_explicit(&p->grad, memory_order_relaxed), *slot = p->slot;
     size_t nbytes = slot_nbytes(p);
     if (grad->data == slot->data || nbytes == 0) {
         return;
     }
-    int64_t begin = dtr__stamp_ns();
+    int64_t begin = nbytes >= WORTH_NOTING ? dtr__stamp_ns() : 0;
     dtr__ddp_piece piece = whole(slot, grad);
     dtr__ddp_check_unsent(ddp, p->bucket);
     note(ddp,
          p->same_layout ? ddp->mover->move(&piece, 1, 1, NULL) : ddp->mover->walk(slot, grad, NULL),
          (size_t)(p - ddp->params));
     atomic_fetch_add_explicit(&ddp->copied_in, nbytes, memory_order_relaxed);
-    dtr__ddp_span(ddp, "ddp_copy_in", p->name, begin, nbytes);
+    if (nbytes >= WORTH_NOTING) {
+        dtr__ddp_span(ddp, "ddp_copy_in", p->name, begin, nbytes);
+    }
 }
 
 void dtr__ddp_fill_zero(dtr_ddp *ddp, dtr__ddp_param *p) {

@@ -323,7 +323,7 @@ START_TEST(K12_K14_Y4_I14_spans) {
                       viewed[] = "forward launch launch backward launch wait wait wait wait "
                                  "bucket bucket bucket";
     char text[400];
-    synth s = synth_equal(3, 30);
+    synth s = synth_equal(3, 5000);
     dtr_ddp_options o = many_buckets();
     uint64_t at = spans_text(0, text, sizeof text);
     dtr_ddp *ddp = ddp_new(&s, &o);
