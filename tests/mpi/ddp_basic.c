@@ -527,7 +527,7 @@ static void in_threads(dtr_ddp *ddp, const size_t *order, size_t n) {
     }
 }
 
-/* G1, A5, M7; IV1 to IV8 are looked at in every test of modules under sanitizers. */
+/* G1, A5, A14, M7; IV1 to IV8 are looked at in every test of modules under sanitizers. */
 START_TEST(ready_orders) {
     enum { N = 40 };
     th_rng g = { 1000 + (uint64_t)th_rank() }; /* other orders on other ranks */

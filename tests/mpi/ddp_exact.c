@@ -114,11 +114,11 @@ START_TEST(steady_state) {
 }
 END_TEST
 
-/* H3: backward writes into the bucket, and the average appears there: nothing moves, and every rank
- * of the node reads the others' gradients where they were written. */
+/* H3, K11: backward writes into the bucket, and the average appears there: nothing moves, and every
+ * rank of the node reads the others' gradients where they were written. */
 typedef struct places {
     dtr_ddp *ddp;
-    size_t outside, buckets;
+    size_t outside, buckets, crooked;
 } places;
 
 static dtr_status look(void *state, dtr_ddp_bucket *b, dtr_work **work) {
@@ -130,6 +130,7 @@ static dtr_status look(void *state, dtr_ddp_bucket *b, dtr_work **work) {
         const char *g = (const char *)grad_of(p->ddp, i);
         p->outside += g < lo || g >= hi;
     }
+    p->crooked += (uintptr_t)lo % 64 != 0;
     p->buckets++;
     return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, NULL, work);
 }
@@ -152,6 +153,7 @@ START_TEST(in_place) {
     }
     TH_ALL(p.outside == 0 && p.buckets >= 8, "%zu gradients outside of %zu buckets", p.outside,
            p.buckets);
+    TH_ALL(p.crooked == 0, "%zu of %zu buckets do not begin at 64 bytes", p.crooked, p.buckets);
     TH_OK(dtr_ddp_destroy(ddp));
     synth_free(&s);
 }

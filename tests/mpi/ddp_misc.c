@@ -21,7 +21,7 @@ static void fill_grads(dtr_ddp *ddp, size_t n, float add) {
     TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
 }
 
-START_TEST(accumulate) { /* N3 */
+START_TEST(accumulate) { /* N3, G4 */
     for (int k = 0; k < 12; k++) {
         int K = 1 + k % 3;
         synth s = synth_equal(3, 17);
@@ -36,6 +36,7 @@ START_TEST(accumulate) { /* N3 */
             bool before = dtr_ddp_sync(ddp); /* N1: save and restore */
             TH_IS(dtr_ddp_set_sync(ddp, false), DTR_OK);
             for (int step = 0; step < K; step++) {
+                TH_IS(dtr_ddp_grad_ready(ddp, 0, NULL), DTR_OK); /* and again: G4 */
                 fill_grads(ddp, 3, (float)th_rank() + 1);
                 TH_CHECK(grad_of(ddp, 1)[3] == (float)((step + 1) * (th_rank() + 1)),
                          "a local gradient was touched");
@@ -420,7 +421,7 @@ END_TEST
 
 /* ---- T76: the end ---- */
 
-START_TEST(cycles) { /* TD1 */
+START_TEST(cycles) { /* TD1, I9 */
     synth s = synth_equal(4, 1000);
     size_t used = 0;
     for (int k = 0; k < 100; k++) {
