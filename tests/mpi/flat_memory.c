@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "resident.h"
 #include "rt_internal.h"
 
 enum { KIB = 1024, WORDS = 2048, OPS = 8 }; /* OPS: of a round */
@@ -57,18 +58,6 @@ static void rounds(dtr_group *g, int from, int n) {
     TH_CHECK(s == DTR_OK, "%s: %s", dtr_status_name(s), dtr_last_error_message());
 }
 
-static long resident(void) {
-    long total = 0, pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f == NULL || fscanf(f, "%ld %ld", &total, &pages) != 2) {
-        pages = 0;
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return pages * sysconf(_SC_PAGESIZE) / KIB;
-}
-
 static long heap(void) {
     return (long)(mallinfo2().uordblks / KIB);
 }
@@ -78,10 +67,10 @@ static void stays_flat(dtr_group *g, const char *what) {
     const char *asked = getenv("FLAT_ROUNDS");
     const int n = asked != NULL ? atoi(asked) : 3000;
     rounds(g, 0, 1500);
-    const long heap_before = heap(), before = resident();
+    const long heap_before = heap(), before = th_resident_kib();
     const size_t shared_before = dtr__arena_used(th_world());
     rounds(g, 1500, n);
-    const long heap_grown = heap() - heap_before, grown = resident() - before;
+    const long heap_grown = heap() - heap_before, grown = th_resident_kib() - before;
     const size_t shared = dtr__arena_used(th_world()) - shared_before;
     if (th_rank() == 0 && asked != NULL) {
         printf("%s: %d operations: heap %+ld KiB, resident %+ld KiB, node-shared %+ld bytes\n",

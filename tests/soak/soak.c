@@ -18,6 +18,8 @@
 #include <dtr/work.h>
 #include <dtr/world.h>
 
+#include "resident.h"
+
 enum { GROUPS_MOST = 6, OPEN_MOST = 12, RANKS_MOST = 1024, GUARD = 64, TITLE = 160 };
 
 typedef enum kind {
@@ -454,9 +456,10 @@ static uint64_t operations;
 
 static void say(const char *how) {
     if (rank == 0) {
-        printf("soak: %.0f s: %llu operations, %llu groups, %.1f MiB on rank 0, %s\n",
+        printf("soak: %.0f s: %llu operations, %llu groups; rank 0 moved %.1f MiB and holds %.1f; "
+               "%s\n",
                now() - began, (unsigned long long)n_done, (unsigned long long)n_groups,
-               (double)n_bytes / (1024 * 1024), how);
+               (double)n_bytes / (1024 * 1024), (double)th_resident_kib() / 1024, how);
         fflush(stdout);
     }
 }
