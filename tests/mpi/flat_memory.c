@@ -4,7 +4,6 @@
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "harness.h"
 #include "resident.h"
