@@ -41,6 +41,7 @@ typedef struct bench_options {
     int n_sizes; /* 0: from min to max by factor */
     int factor, rounds, runs, root, threads, calls;
     bool plain, shared, read_back, cpu_compute, peer, in_place, gauge;
+    bool cuda; /* device memory, and NCCL for a peer */
     bench_mode mode;
     const char *json, *tune; /* files; NULL: none */
 } bench_options;
@@ -57,17 +58,21 @@ typedef struct bench_case {
     size_t *counts;           /* v-forms: of each rank, or to and from each rank (alltoallv) */
     int *mpi_counts, *mpi_at; /* the same and the offsets, for MPI */
     bool read_back, cpu_compute, in_place;
-    double compute_s; /* overlap mode: length of the compute part */
+    double compute_s;                /* overlap mode: length of the compute part */
+    dtr_device device;               /* where the buffers of all contenders are */
+    const dtr_coll_options *options; /* of each call; NULL: none */
 } bench_case;
 
 typedef struct contender {
     const char *name;
-    bool mpi, shared, async;
+    bool mpi, nccl, shared, async;
     int peer;        /* index of the contender it is compared with; -1: none */
     bool shown;      /* has a row of its own */
     dtr_dtype dtype; /* differs from the case's for the float32 peer of types that MPI lacks */
     void *in, *out, *fresh; /* fresh: what `in` is written with before each call */
+    void *back;             /* device: the result as the host reads it */
     double *sample;         /* [rounds] seconds, maximum over ranks */
+    double *host, *events;  /* device: of these the part until the calls returned; by events */
     double hidden;          /* overlap mode: share of the communication behind compute */
     size_t wrong;
     bool checked;
@@ -94,6 +99,25 @@ void bench_call(const bench_case *c, const contender *who, dtr_group *g);
 void bench_fill(const bench_case *c, const contender *who, int round); /* writes who->fresh */
 bool bench_checkable(const bench_case *c, dtr_dtype d);
 size_t bench_check(const bench_case *c, const contender *who, int round);
+
+/* bench_device.c: what --device cuda needs of CUDA and NCCL, used as a program without this library
+ * uses them. Failures end the program. NULL: not in this build. */
+typedef struct bench_device_ops {
+    void (*open)(dtr_world *w, dtr_device d, bool peer); /* collective */
+    void (*close)(void);
+    const char *(*name)(void);             /* of the device */
+    const char *(*peer)(void);             /* "NCCL 2.28.9", or why there is none */
+    bool (*has_peer)(const bench_case *c); /* whether NCCL has this call */
+    void (*call)(const bench_case *c, const contender *who);     /* of NCCL */
+    void (*upload)(const bench_case *c, const contender *who);   /* `fresh` to `in` */
+    void (*download)(const bench_case *c, const contender *who); /* the result to `back` */
+    /* One sample: time until the calls have returned, by events, until the stream is empty. */
+    void (*sample)(const bench_case *c, const contender *who, dtr_group *g, int calls,
+                   double seconds[3]);
+    void (*compute)(double seconds); /* occupies the stream */
+    const dtr_coll_options *(*options)(void);
+} bench_device_ops;
+extern const bench_device_ops *const bench_device;
 
 /* bench_run.c: samples of all contenders of one case, taken in turn. */
 void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w);

@@ -137,46 +137,46 @@ static dtr_status start_vector(const bench_case *c, dtr_buffer in, dtr_buffer ou
                                dtr_work **work) {
     switch (c->kind) {
     case BENCH_ALLGATHERV:
-        return dtr_allgatherv(g, in, out, c->counts, NULL, work);
+        return dtr_allgatherv(g, in, out, c->counts, c->options, work);
     case BENCH_REDUCE_SCATTERV:
-        return dtr_reduce_scatterv(g, in, c->counts, out, c->op, NULL, work);
+        return dtr_reduce_scatterv(g, in, c->counts, out, c->op, c->options, work);
     case BENCH_ALLTOALLV:
-        return dtr_alltoallv(g, in, c->counts, out, c->counts, NULL, work);
+        return dtr_alltoallv(g, in, c->counts, out, c->counts, c->options, work);
     case BENCH_GATHERV:
-        return dtr_gatherv(g, in, out, c->counts, c->root, NULL, work);
+        return dtr_gatherv(g, in, out, c->counts, c->root, c->options, work);
     default:
-        return dtr_scatterv(g, in, c->counts, out, c->root, NULL, work);
+        return dtr_scatterv(g, in, c->counts, out, c->root, c->options, work);
     }
 }
 
 static dtr_status start_dtr(const bench_case *c, const contender *who, dtr_group *g,
                             dtr_work **work) {
-    dtr_buffer in = dtr_cpu(who->in, c->in_count, who->dtype);
-    dtr_buffer out = dtr_cpu(c->in_place ? who->in : who->out, c->out_count, who->dtype);
+    dtr_buffer in = { who->in, c->in_count, who->dtype, c->device };
+    dtr_buffer out = { c->in_place ? who->in : who->out, c->out_count, who->dtype, c->device };
     switch (c->kind) {
     case BENCH_ALLREDUCE:
-        return dtr_allreduce(g, in, out, c->op, NULL, work);
+        return dtr_allreduce(g, in, out, c->op, c->options, work);
     case BENCH_REDUCE:
-        return dtr_reduce(g, in, out, c->op, c->root, NULL, work);
+        return dtr_reduce(g, in, out, c->op, c->root, c->options, work);
     case BENCH_BROADCAST:
-        return dtr_broadcast(g, in, c->root, NULL, work);
+        return dtr_broadcast(g, in, c->root, c->options, work);
     case BENCH_ALLGATHER:
-        return dtr_allgather(g, in, out, NULL, work);
+        return dtr_allgather(g, in, out, c->options, work);
     case BENCH_REDUCE_SCATTER:
-        return dtr_reduce_scatter(g, in, out, c->op, NULL, work);
+        return dtr_reduce_scatter(g, in, out, c->op, c->options, work);
     case BENCH_ALLTOALL:
-        return dtr_alltoall(g, in, out, NULL, work);
+        return dtr_alltoall(g, in, out, c->options, work);
     case BENCH_GATHER:
-        return dtr_gather(g, in, out, c->root, NULL, work);
+        return dtr_gather(g, in, out, c->root, c->options, work);
     case BENCH_SCATTER:
-        return dtr_scatter(g, in, out, c->root, NULL, work);
+        return dtr_scatter(g, in, out, c->root, c->options, work);
     case BENCH_SENDRECV:
         return dtr_batch_p2p(g,
                              (dtr_p2p[]){ { true, in, (c->rank + 1) % c->size, 0 },
                                           { false, out, (c->rank + c->size - 1) % c->size, 0 } },
-                             2, NULL, work);
+                             2, c->options, work);
     case BENCH_BARRIER:
-        return dtr_barrier(g, NULL, work);
+        return dtr_barrier(g, c->options, work);
     default:
         return start_vector(c, in, out, g, work);
     }
@@ -184,6 +184,10 @@ static dtr_status start_dtr(const bench_case *c, const contender *who, dtr_group
 
 /* Device-like compute leaves the core free; CPU compute does not. */
 static void compute(const bench_case *c) {
+    if (c->device.type == DTR_CUDA) {
+        bench_device->compute(c->compute_s);
+        return;
+    }
     double end = measure_now() + c->compute_s;
     if (!c->cpu_compute) {
         struct timespec t = { (time_t)c->compute_s,
@@ -206,12 +210,12 @@ static void finish(const bench_case *c, dtr_work *work, bool computes) {
 
 /* Each side starts its operation and waits for it in turn. */
 static void ping_pong_dtr(const bench_case *c, const contender *who, dtr_group *g) {
-    dtr_buffer in = dtr_cpu(who->in, c->in_count, who->dtype);
-    dtr_buffer out = dtr_cpu(who->out, c->out_count, who->dtype);
+    dtr_buffer in = { who->in, c->in_count, who->dtype, c->device };
+    dtr_buffer out = { who->out, c->out_count, who->dtype, c->device };
     for (int turn = 0; c->in_count > 0 && turn < 2; turn++) {
         dtr_work *work = NULL, **to = who->async ? &work : NULL;
-        require(turn == c->rank % 2 ? dtr_send(g, in, c->rank ^ 1, 0, NULL, to)
-                                    : dtr_recv(g, out, c->rank ^ 1, 0, NULL, to),
+        require(turn == c->rank % 2 ? dtr_send(g, in, c->rank ^ 1, 0, c->options, to)
+                                    : dtr_recv(g, out, c->rank ^ 1, 0, c->options, to),
                 c);
         finish(c, work, turn == 0 && c->mode == BENCH_OVERLAP);
     }
@@ -219,7 +223,9 @@ static void ping_pong_dtr(const bench_case *c, const contender *who, dtr_group *
 
 void bench_call(const bench_case *c, const contender *who, dtr_group *g) {
     dtr_work *work = NULL;
-    if (who->mpi) {
+    if (who->nccl) {
+        bench_device->call(c, who);
+    } else if (who->mpi) {
         if (bench_reduces(c->kind)) {
             reduce_mpi(c, who);
         } else {

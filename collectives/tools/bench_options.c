@@ -22,6 +22,11 @@ static const char help[] =
     "      --calls N      calls in a row per sample (200 up to 4 KiB, fewer above, 1 from 256 "
     "KiB)\n"
     "  -R, --runs N       times the whole is run; from 2 on a summary shows the spread (1)\n"
+    "  -D, --device NAME  cpu, or cuda: device memory through nccl or stage (DTR_BACKEND); the "
+    "peer is\n"
+    "                     the bare call of NCCL in the same run; times by the host's clock, of "
+    "the\n"
+    "                     calls alone (host) and by events of the device (cpu)\n"
     "  -m, --memory NAME  plain, shared or both (both)\n"
     "  -M, --mode NAME    blocking; async (call and wait); overlap (call, compute, wait); or "
     "dispatch:\n"
@@ -54,6 +59,7 @@ static const struct option table[] = {
     { "rounds", 1, NULL, 'r' },
     { "calls", 1, NULL, CALLS },
     { "runs", 1, NULL, 'R' },
+    { "device", 1, NULL, 'D' },
     { "memory", 1, NULL, 'm' },
     { "mode", 1, NULL, 'M' },
     { "compute", 1, NULL, COMPUTE },
@@ -114,6 +120,7 @@ static bool take_sizes(const char *list, bench_options *o) {
 static bool take_word(bench_options *o, int which) {
     static const char *const ops[] = { "sum",  "avg", "prod", "min", "max",
                                        "band", "bor", "bxor", NULL };
+    static const char *const devices[] = { "cpu", "cuda", NULL };
     static const char *const memories[] = { "plain", "shared", "both", NULL };
     static const char *const modes[] = { "blocking", "async", "overlap", "dispatch", NULL };
     static const char *const computes[] = { "device", "cpu", NULL };
@@ -121,6 +128,7 @@ static bool take_word(bench_options *o, int which) {
     static const int threads[] = { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED,
                                    MPI_THREAD_MULTIPLE };
     const char *const *words = which == 'o'       ? ops
+                               : which == 'D'     ? devices
                                : which == 'm'     ? memories
                                : which == 'M'     ? modes
                                : which == COMPUTE ? computes
@@ -131,6 +139,8 @@ static bool take_word(bench_options *o, int which) {
     }
     if (which == 'o') {
         o->op = (dtr_op)i;
+    } else if (which == 'D') {
+        o->cuda = i == 1;
     } else if (which == 'm') {
         o->plain = i != 1;
         o->shared = i != 0;
@@ -198,13 +208,21 @@ static bool take_call(bench_options *o, const char *name) {
     return found;
 }
 
-static const measure_command command = { "dtr-bench", help, "b:e:f:s:d:o:r:R:m:M:j:h", table,
+static const measure_command command = { "dtr-bench", help, "b:e:f:s:d:o:r:R:D:m:M:j:h", table,
                                          take };
 
 int bench_parse(bench_options *o, int argc, char **argv, bool loud) {
     int done = measure_parse(&command, o, argc, argv, loud);
     if (done >= 0) {
         return done;
+    }
+    if (o->cuda && (bench_device == NULL || o->read_back || o->tune != NULL)) {
+        if (loud) {
+            fprintf(stderr, "dtr-bench: --device cuda %s\n",
+                    bench_device == NULL ? "needs a build with CUDA and nccl.h (DTR_CUDA=ON)"
+                                         : "does not go with --read-back or --tune");
+        }
+        return 2;
     }
     o->kind[BENCH_ALLREDUCE] = optind == argc;
     for (; optind < argc; optind++) {

@@ -20,6 +20,9 @@ static const char *extra_name(const bench_options *o) {
 
 static bool has_extra(const bench_options *o) {
     bool other = false;
+    if (o->cuda) {
+        return o->mode == BENCH_OVERLAP;
+    }
     for (int d = 0; d < BENCH_DTYPES; d++) {
         other = other || (o->dtype[d] && !bench_has_mpi_type((dtr_dtype)d));
     }
@@ -43,10 +46,22 @@ static void json_head(const bench_report *r, dtr_world *w) {
     measure_json_text(r->json, text);
     fprintf(r->json,
             ",\n \"ranks\": %d, \"nodes\": %d, \"mode\": \"%s\", \"read_back\": %s, "
-            "\"in_place\": %s, \"rounds\": %d, \"runs\": %d,\n \"rows\": [",
+            "\"in_place\": %s, \"rounds\": %d, \"runs\": %d,\n",
             dtr_world_size(w), dtr_world_node_count(w), modes[r->o->mode],
             r->o->read_back ? "true" : "false", r->o->in_place ? "true" : "false", r->o->rounds,
             r->o->runs);
+    if (r->o->cuda) {
+        dtr_group_info info = DTR_GROUP_INFO_INIT;
+        dtr_group_get_info(dtr_world_group(w), &info);
+        fprintf(r->json, " \"device\": ");
+        measure_json_text(r->json, bench_device->name());
+        fprintf(r->json, ", \"backend\": ");
+        measure_json_text(r->json, info.backend_asked);
+        fprintf(r->json, ", \"peer\": ");
+        measure_json_text(r->json, bench_device->peer());
+        fprintf(r->json, ",\n");
+    }
+    fprintf(r->json, " \"rows\": [");
 }
 
 void bench_report_head(bench_report *r, dtr_world *w) {
@@ -63,23 +78,36 @@ void bench_report_head(bench_report *r, dtr_world *w) {
     dtr_group_get_info(dtr_world_group(w), &info);
     printf("# %s; %s\n", dtr_version_string(), cpu);
     printf("# %d ranks on %d node(s), backend %s, %s%s, %d rounds, MPI threads %s; peer: %s\n",
-           dtr_world_size(w), dtr_world_node_count(w), info.backend, modes[o->mode],
-           o->read_back ? ", result read back" : "", o->rounds,
+           dtr_world_size(w), dtr_world_node_count(w), o->cuda ? info.backend_asked : info.backend,
+           modes[o->mode], o->read_back ? ", result read back" : "", o->rounds,
            levels[provided == MPI_THREAD_MULTIPLE     ? 3
                   : provided == MPI_THREAD_SERIALIZED ? 2
                   : provided == MPI_THREAD_FUNNELED   ? 1
                                                       : 0],
-           o->peer ? mpi : "none");
+           o->cuda   ? bench_device->peer()
+           : o->peer ? mpi
+                     : "none");
+    if (o->cuda) {
+        printf("# device memory of %s; host: time until the calls have returned; events: between "
+               "events around them;\n#   added: host time over the peer's, median over rounds\n",
+               bench_device->name());
+    }
     printf("# time: median over rounds of the slowest rank; ratio: median over rounds of peer "
            "time / time\n");
     printf("#%11s %12s %7s %6s %-15s %-12s %11s %8s %8s %7s", "size", "count", "type", "op", "call",
            "who", "time", "algbw", "busbw", "#wrong");
+    if (o->cuda) {
+        printf(" %9s %9s %8s", "host", "events", "added");
+    }
     if (has_extra(o)) {
         printf(" %8s", extra_name(o));
     }
     printf(" %-8s %11s %7s\n", "peer", "peer", "ratio");
     printf("#%11s %12s %7s %6s %-15s %-12s %11s %8s %8s %7s", "(B)", "(elements)", "", "", "", "",
            "(us)", "(GB/s)", "(GB/s)", "");
+    if (o->cuda) {
+        printf(" %9s %9s %8s", "(us)", "(us)", "(us)");
+    }
     if (has_extra(o)) {
         printf(" %8s", extra_unit(o));
     }
@@ -102,12 +130,28 @@ static void print_or_dash(bool there, int width, int digits, double v) {
 static bool extra(const bench_options *o, const bench_case *c, const contender *who,
                   const contender *peer, double *value) {
     bool dispatch = o->mode == BENCH_DISPATCH && peer != NULL;
-    bool f32 = o->mode < BENCH_OVERLAP && peer != NULL && peer->dtype != c->dtype;
+    bool f32 = !o->cuda && o->mode < BENCH_OVERLAP && peer != NULL && peer->dtype != c->dtype;
     *value = o->mode == BENCH_OVERLAP ? 100 * who->hidden
              : dispatch ? 1e6 * measure_difference(who->sample, peer->sample, o->rounds)
              : f32      ? measure_ratio(who->sample, peer->sample, o->rounds)
                         : 0;
     return o->mode == BENCH_OVERLAP || dispatch || f32;
+}
+
+/* What the calls themselves cost the host, and what this library adds to NCCL's. */
+static void json_device(bench_report *r, const contender *who, const contender *peer) {
+    int rounds = r->o->rounds;
+    fprintf(r->json, ", \"host_us\": %.4f, \"events_us\": %.4f",
+            1e6 * measure_median(who->host, rounds), 1e6 * measure_median(who->events, rounds));
+    if (peer != NULL) {
+        fprintf(r->json,
+                ", \"peer_host_us\": %.4f, \"peer_events_us\": %.4f, \"added_us\": %.4f, "
+                "\"added_percent\": %.3f",
+                1e6 * measure_median(peer->host, rounds),
+                1e6 * measure_median(peer->events, rounds),
+                1e6 * measure_difference(who->host, peer->host, rounds),
+                100 * (measure_ratio(who->host, peer->host, rounds) - 1));
+    }
 }
 
 static void json_row(bench_report *r, const bench_case *c, const contender *who,
@@ -122,6 +166,9 @@ static void json_row(bench_report *r, const bench_case *c, const contender *who,
             gbs * bench_bus_factor(c));
     if (who->checked) {
         fprintf(r->json, ", \"wrong\": %zu", who->wrong);
+    }
+    if (r->o->cuda) {
+        json_device(r, who, peer);
     }
     if (extra(r->o, c, who, peer, &value)) {
         fprintf(r->json, ", \"%s\": %.4f", extra_name(r->o), value);
@@ -169,6 +216,13 @@ void bench_report_row(bench_report *r, const bench_case *c, const contender *all
            dtr_dtype_name(c->dtype), op_name(c->kind, c->op), bench_kind_name(c->kind), who->name,
            t * 1e6, gbs, gbs * bench_bus_factor(c));
     print_or_dash(who->checked, 7, 0, (double)who->wrong);
+    if (r->o->cuda) {
+        int rounds = r->o->rounds;
+        printf(" %9.2f %9.2f", 1e6 * measure_median(who->host, rounds),
+               1e6 * measure_median(who->events, rounds));
+        print_or_dash(peer != NULL, 8, 2,
+                      peer != NULL ? 1e6 * measure_difference(who->host, peer->host, rounds) : 0);
+    }
     if (has_extra(r->o)) {
         bool there = extra(r->o, c, who, peer, &value);
         print_or_dash(there, 8, 2, value);

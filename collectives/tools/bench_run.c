@@ -75,15 +75,37 @@ static double sample(const bench_case *c, const contender *who, dtr_group *g) {
     return measure_slowest((all > 2 * writing ? all - writing : all / 2) / calls);
 }
 
+static void device_sample(const bench_case *c, const contender *who, dtr_group *g, int round) {
+    double seconds[3];
+    int calls = calls_per_sample(c);
+    bench_device->upload(c, who);
+    MPI_Barrier(MPI_COMM_WORLD);
+    bench_device->sample(c, who, g, calls, seconds);
+    who->host[round] = measure_slowest(seconds[0] / calls);
+    who->events[round] = measure_slowest(seconds[1] / calls);
+    who->sample[round] = measure_slowest(seconds[2] / calls);
+}
+
+/* One call outside the clock, and its result. */
 static void warm_up(const bench_case *c, contender *who, dtr_group *g) {
     unsigned long long wrong = 0, all = 0;
     bench_case plain = *c;
     plain.compute_s = 0;
+    contender seen = *who;
+    bool device = c->device.type == DTR_CUDA;
     bench_fill(c, who, 0);
-    write_input(c, who);
+    if (device) {
+        bench_device->upload(c, who);
+        seen.in = seen.out = who->back;
+    } else {
+        write_input(c, who);
+    }
     MPI_Barrier(MPI_COMM_WORLD);
     bench_call(&plain, who, g);
-    wrong = bench_check(c, who, 0);
+    if (device) {
+        bench_device->download(c, who);
+    }
+    wrong = bench_check(c, &seen, 0);
     MPI_Allreduce(&wrong, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
     who->wrong = (size_t)all;
 }
@@ -97,7 +119,11 @@ void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world
         for (int i = 0; i < n; i++) {
             contender *now = &who[(i + round) % n];
             bench_fill(c, now, round + 1);
-            now->sample[round] = sample(c, now, g);
+            if (c->device.type == DTR_CUDA) {
+                device_sample(c, now, g, round);
+            } else {
+                now->sample[round] = sample(c, now, g);
+            }
         }
     }
 }

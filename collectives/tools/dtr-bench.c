@@ -1,4 +1,5 @@
-/* dtr-bench: collectives against the stock MPI call of the same build, paired in one run. */
+/* dtr-bench: collectives against the stock MPI call of the same build, or NCCL's, paired in one
+ * run. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,15 +10,16 @@
 
 /* ---- contenders ---- */
 
-static void *room(dtr_world *w, bool shared, size_t nbytes) {
+static void *room(dtr_world *w, dtr_device d, dtr_mem kind, size_t nbytes) {
     void *p = NULL;
-    if (dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, shared ? DTR_MEM_SHARED : DTR_MEM_DEFAULT, nbytes,
-                  &p) != DTR_OK) {
+    if (dtr_alloc(w, d, kind, nbytes, &p) != DTR_OK) {
         fprintf(stderr, "dtr-bench: %s\n", dtr_last_error_message());
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }
-    memset(p, 0, nbytes);
+    if (d.type == DTR_CPU) {
+        memset(p, 0, nbytes);
+    }
     return p;
 }
 
@@ -29,14 +31,37 @@ typedef struct contenders {
 /* Adds one and returns its index. */
 static int add(contenders *to, const bench_options *o, const bench_case *c, dtr_world *w,
                contender who) {
-    size_t size = dtr_dtype_size(who.dtype);
-    who.in = room(w, who.shared, c->in_count * size + 64);
-    who.out = room(w, who.shared, c->out_count * size + 64);
-    who.fresh = bench_memory(c->in_count * size + 64);
-    who.sample = bench_memory((size_t)o->rounds * sizeof *who.sample);
+    const dtr_device cpu = { DTR_CPU, 0 };
+    size_t size = dtr_dtype_size(who.dtype), rounds = (size_t)o->rounds * sizeof *who.sample;
+    size_t in = c->in_count * size + 64, out = c->out_count * size + 64;
+    dtr_mem kind = who.shared ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
+    who.in = room(w, c->device, kind, in);
+    who.out = room(w, c->device, kind, out);
+    who.fresh = o->cuda ? room(w, cpu, DTR_MEM_PINNED, in) : bench_memory(in);
+    who.back = o->cuda ? room(w, cpu, DTR_MEM_PINNED, in > out ? in : out) : NULL;
+    who.sample = bench_memory(rounds);
+    who.host = bench_memory(rounds);
+    who.events = bench_memory(rounds);
     who.checked = bench_checkable(c, who.dtype);
     to->all[to->n] = who;
     return to->n++;
+}
+
+/* On a device: one contender, beside NCCL itself or its own blocking form. */
+static contenders gather_on_device(const bench_options *o, const bench_case *c, dtr_world *w) {
+    contenders to = { .n = 0 };
+    contender who = { .name = "cuda", .peer = -1, .dtype = c->dtype, .shown = true };
+    int peer = -1;
+    if (o->peer && c->mode == BENCH_DISPATCH) {
+        peer = add(&to, o, c, w, (contender){ .name = "inline", .peer = -1, .dtype = c->dtype });
+    } else if (o->peer && c->mode != BENCH_OVERLAP && bench_device->has_peer(c)) {
+        peer = add(&to, o, c, w,
+                   (contender){ .name = "nccl", .nccl = true, .peer = -1, .dtype = c->dtype });
+    }
+    who.peer = peer;
+    who.async = c->mode != BENCH_BLOCKING;
+    add(&to, o, c, w, who);
+    return to;
 }
 
 /* The blocking form is the peer in dispatch mode; our own float32 for reductions of types that MPI
@@ -72,6 +97,9 @@ static contenders gather_contenders(const bench_options *o, const bench_case *c,
     contenders to = { .n = 0 };
     bool own = !bench_has_mpi_type(c->dtype) && bench_reduces(c->kind);
     int mpi = -1;
+    if (o->cuda) {
+        return gather_on_device(o, c, w);
+    }
     if (o->peer && c->mode != BENCH_DISPATCH && !own && c->count <= INT_MAX / (size_t)c->size) {
         mpi = add(&to, o, c, w,
                   (contender){ .name = "mpi", .mpi = true, .peer = -1, .dtype = c->dtype });
@@ -85,12 +113,19 @@ static contenders gather_contenders(const bench_options *o, const bench_case *c,
     return to;
 }
 
-static void free_contenders(contenders *from, dtr_world *w) {
+static void free_contenders(contenders *from, dtr_world *w, bool cuda) {
     for (int i = 0; i < from->n; i++) {
         dtr_free(w, from->all[i].in);
         dtr_free(w, from->all[i].out);
-        free(from->all[i].fresh);
+        dtr_free(w, from->all[i].back);
+        if (cuda) {
+            dtr_free(w, from->all[i].fresh);
+        } else {
+            free(from->all[i].fresh);
+        }
         free(from->all[i].sample);
+        free(from->all[i].host);
+        free(from->all[i].events);
     }
 }
 
@@ -133,7 +168,7 @@ static void bench_one(bench_report *r, bench_case c, dtr_world *w) {
             bench_report_row(r, &c, who.all, i);
         }
     }
-    free_contenders(&who, w);
+    free_contenders(&who, w, r->o->cuda);
     bench_case_close(&c);
 }
 
@@ -165,7 +200,9 @@ static void bench_sizes(bench_report *r, bench_kind k, dtr_dtype d, dtr_world *w
                          .read_back = o->read_back,
                          .cpu_compute = o->cpu_compute,
                          .rank = dtr_world_rank(w),
-                         .size = dtr_world_size(w) };
+                         .size = dtr_world_size(w),
+                         .device = dtr_world_device(w),
+                         .options = o->cuda ? bench_device->options() : NULL };
         c.in_place = o->in_place && k == BENCH_ALLREDUCE;
         if (more) {
             bench_one(r, c, w);
@@ -219,8 +256,19 @@ static int run(const bench_options *o, dtr_world *w) {
     return r.wrong > 0 ? 1 : calm ? 0 : 3;
 }
 
+/* The GPUs of a host are dealt out to its ranks in turn. */
+static dtr_device choose_device(bool cuda) {
+    int local = 0, count = cuda ? dtr_device_count(DTR_CUDA) : 0;
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &local);
+    MPI_Comm_free(&host);
+    return (dtr_device){ cuda ? DTR_CUDA : DTR_CPU, count > 0 ? local % count : 0 };
+}
+
 static int run_in_world(const bench_options *o, bool loud) {
     dtr_world *w = NULL;
+    dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
     int size = 1;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (o->root >= size) {
@@ -230,12 +278,20 @@ static int run_in_world(const bench_options *o, bool loud) {
         }
         return 2;
     }
-    if (dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w) != DTR_OK) {
+    wo.device = choose_device(o->cuda);
+    wo.has_device = true;
+    if (dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w) != DTR_OK) {
         fprintf(stderr, "dtr-bench: %s\n", dtr_last_error_message());
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }
+    if (o->cuda) {
+        bench_device->open(w, wo.device, o->peer);
+    }
     int status = run(o, w);
+    if (o->cuda) {
+        bench_device->close();
+    }
     dtr_world_destroy(w);
     return status;
 }

@@ -26,3 +26,12 @@ foreach(pose wanted:DTR_FAKE_CUDA_UUID=one old:DTR_FAKE_NCCL_VERSION=21701 mixed
   dtr_add_mpi_run(double_nccl_${CMAKE_MATCH_1} TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
     ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
 endforeach()
+
+# dtr-bench on device memory, paired with NCCL itself. Not under the thread sanitizer, as the other tools' tests.
+if(NOT DTR_SANITIZE MATCHES "thread")
+  add_dependencies(double dtr-bench)
+  add_test(NAME double_bench COMMAND ${Python3_EXECUTABLE} -B "${PROJECT_SOURCE_DIR}/tests/tools/bench_device.py" ${DTR_MPIEXEC}
+    $<TARGET_FILE:dtr-bench>)
+  set_tests_properties(double_bench PROPERTIES LABELS double TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77
+    ENVIRONMENT "${DTR_TEST_ENVIRONMENT};${DTR_DOUBLE_ENVIRONMENT}")
+endif()

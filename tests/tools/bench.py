@@ -65,7 +65,8 @@ def check_modes():
 
 def check_refusals():
     for option, value in (("--sizes", "8,many"), ("--dtype", "f33"), ("--op", "plus"), ("--rounds", "0"), ("--root", "1"),
-                          ("--mode", "fast"), ("--threads", "many"), ("--memory", "rom"), ("--factor", "1")):
+                          ("--mode", "fast"), ("--threads", "many"), ("--memory", "rom"), ("--factor", "1"),
+                          ("--device", "gpu")):
         refuses([program, option, value], option, "\"%s\"" % value)
     refuses([program, "--bogus"], "--bogus")
     refuses([program, "allreduse"], "\"allreduse\"")
