@@ -205,15 +205,29 @@ void dtr__group_list(dtr_group *group) {
     dtr__notices_claim(group);
 }
 
+/* A destroyed handle is recognised for as long as a job is likely to hold on to it, not for ever: a
+ * program that makes a group in every step would lose a kilobyte in each. */
+enum { GONE_KEPT = 1024 };
+
+static void bury(dtr__groups *gs, dtr_group *group) {
+    group->magic = DTR__GROUP_GONE;
+    group->prev = group->next = NULL;
+    *(gs->gone != NULL ? &gs->last_gone->next : &gs->gone) = group;
+    gs->last_gone = group;
+    if (++gs->n_gone > GONE_KEPT) {
+        dtr_group *oldest = gs->gone;
+        gs->gone = oldest->next;
+        gs->n_gone--;
+        dtr__group_free(oldest);
+    }
+}
+
 void dtr__group_unlist(dtr_group *group) {
     dtr__groups *gs = group->world->groups;
     pthread_mutex_lock(&gs->lock);
     *(group->prev != NULL ? &group->prev->next : &gs->first) = group->next;
     *(group->next != NULL ? &group->next->prev : &gs->last) = group->prev;
-    group->magic = DTR__GROUP_GONE;
-    group->prev = NULL;
-    group->next = gs->gone;
-    gs->gone = group;
+    bury(gs, group);
     pthread_mutex_unlock(&gs->lock);
     dtr__rec_group_end(group->world, group->id);
 }

@@ -15,10 +15,11 @@
  * before lock. */
 struct dtr__groups {
     pthread_mutex_t lock, creation;
-    dtr_group *first, *last; /* live, in creation order, the unlisted ones included */
-    dtr_group *gone;         /* destroyed: recognised until the world ends; linked by next */
-    dtr_group *own;          /* the world's */
-    uint64_t counter;        /* number of the newest unnamed group these callers have agreed on */
+    dtr_group *first, *last;     /* live, in creation order, the unlisted ones included */
+    dtr_group *gone, *last_gone; /* destroyed and still recognised, oldest first; linked by next */
+    int n_gone;
+    dtr_group *own;   /* the world's */
+    uint64_t counter; /* number of the newest unnamed group these callers have agreed on */
     uint32_t last_id;
     dtr__meetings *meetings;
     dtr__notices *notices;   /* its own lock */

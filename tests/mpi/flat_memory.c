@@ -96,10 +96,32 @@ START_TEST(over_mpi) {
 }
 END_TEST
 
+static void come_and_go(int n) {
+    dtr_status s = DTR_OK;
+    for (int i = 0; i < n; i++) {
+        dtr_group *g = NULL;
+        DTR_KEEP_FIRST(s, dtr_group_split(th_group(), 0, 0, NULL, &g));
+        DTR_KEEP_FIRST(s, dtr_allreduce(g, words(in, 1), words(out, 1), DTR_SUM, NULL, NULL));
+        DTR_KEEP_FIRST(s, dtr_group_destroy(g));
+    }
+    TH_CHECK(s == DTR_OK, "%s: %s", dtr_status_name(s), dtr_last_error_message());
+}
+
+/* Destroyed handles are kept, but not all of them: that would be 500 KiB here. */
+START_TEST(groups) {
+    come_and_go(1100);
+    const long before = heap();
+    come_and_go(700);
+    TH_CHECK(heap() - before < 200, "the heap grew by %ld KiB", heap() - before);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "flat", 400);
     th_add_measured(tc, as_chosen, 2, 0);
     th_add_measured(tc, over_mpi, 2, 0);
+    th_add_measured(tc, groups, 2, 0);
 }
 
 int main(int argc, char **argv) {

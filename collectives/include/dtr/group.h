@@ -92,8 +92,8 @@ DTR_API dtr_status dtr_group_split(dtr_group *parent, int color, int key,
                                    const dtr_group_options *options, dtr_group **group);
 
 /** Finish the group's operations, remove its name and tag, free it; a tagged group loses one
- * reference. The handle stays recognisable (DTR_ERR_STATE) until its world is destroyed. On a
- * broken group it is local and quick.
+ * reference. The handle stays recognisable (DTR_ERR_STATE) until its world is destroyed or 1,024
+ * further groups of it have been. On a broken group it is local and quick.
  *  @collective all members
  *  @blocking   until its operations have finished, up to the group's timeout
  *  @gpu        waits for its streams
