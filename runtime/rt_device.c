@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -67,8 +68,24 @@ static const dtr__device_ops *load(void) {
     return ops;
 }
 
+/* Every world asks, for the table of its GPUs, and most hosts have none: where the driver's library
+ * is missing the CUDA runtime could not open it either, and nothing of CUDA need be loaded. The
+ * same goes for a job that hides all devices. */
+static bool may_have_devices(void) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible != NULL && (visible[0] == '\0' || strcmp(visible, "-1") == 0)) {
+        give_up(DTR__CUDA_NO_DEVICE, "CUDA_VISIBLE_DEVICES hides all");
+        return false;
+    }
+    if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == NULL) { /* stays, as below */
+        give_up(DTR__CUDA_NO_DRIVER, dlerror());
+        return false;
+    }
+    return true;
+}
+
 static void probe(void) {
-    const dtr__device_ops *ops = load();
+    const dtr__device_ops *ops = may_have_devices() ? load() : NULL;
     if (ops == NULL) {
         return;
     }
