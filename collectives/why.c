@@ -15,7 +15,8 @@ typedef struct question {
     dtr_dtype dtype;
     size_t nbytes;
     int ranks, nodes;
-    bool shared, deterministic;
+    dtr_op op;
+    bool shared, deterministic, cuda, one_gpu;
 } question;
 
 static int refuse(const char *what, const char *text, const char *expected) {
@@ -29,6 +30,16 @@ static bool find_kind(const char *text, dtr__kind *kind) {
     for (int k = 0; k <= DTR__K_RECV; k++) {
         *kind = (dtr__kind)k;
         if (strcmp(dtr__kind_name(*kind), text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool find_op(const char *text, dtr_op *op) {
+    for (int o = DTR_SUM; o <= DTR_PREMUL_SUM; o++) {
+        *op = (dtr_op)o;
+        if (strcmp(dtr__op_name(*op), text) == 0) {
             return true;
         }
     }
@@ -74,10 +85,16 @@ static int read_option(question *q, const char *name, const char *value) {
     }
     if (strcmp(name, "--memory") == 0) {
         q->shared = strcmp(value, "shared") == 0;
-        return q->shared || strcmp(value, "plain") == 0 ? 0
-                                                        : refuse(name, value, "shared or plain");
+        q->cuda = strcmp(value, "cuda") == 0;
+        return q->shared || q->cuda || strcmp(value, "plain") == 0
+                   ? 0
+                   : refuse(name, value, "shared, plain or cuda");
     }
-    return refuse("the option", name, "--ranks N, --nodes N, --memory NAME or --deterministic");
+    if (strcmp(name, "--op") == 0) {
+        return find_op(value, &q->op) ? 0 : refuse(name, value, "sum, avg, prod, min, max, band");
+    }
+    return refuse("the option", name,
+                  "--op NAME, --ranks N, --nodes N, --memory NAME, --one-gpu or --deterministic");
 }
 
 static int read_question(question *q, int n, char **arg) {
@@ -96,9 +113,11 @@ static int read_question(question *q, int n, char **arg) {
         return refuse("the size", arg[2], "bytes, as 512, 4KiB or 25M");
     }
     for (int i = 3; i < n; i++) {
-        bool alone = strcmp(arg[i], "--deterministic") == 0;
+        bool deterministic = strcmp(arg[i], "--deterministic") == 0;
+        bool one_gpu = strcmp(arg[i], "--one-gpu") == 0, alone = deterministic || one_gpu;
         int status = alone ? 0 : read_option(q, arg[i], i + 1 < n ? arg[i + 1] : "");
-        q->deterministic |= alone;
+        q->deterministic |= deterministic;
+        q->one_gpu |= one_gpu;
         i += !alone;
         if (status != 0) {
             return status;
@@ -127,12 +146,13 @@ static void make_up(const question *q, dtr_world *w, dtr_group *g, int *node_of,
 }
 
 static void print_question(const question *q, const char *text) {
-    printf(
-        "%s %s of %zu bytes (%zu elements), %s memory, %d rank%s on %d node%s%s; backend \"%s\"\n",
-        dtr__kind_name(q->kind), dtr_dtype_name(q->dtype), q->nbytes,
-        q->nbytes / dtr_dtype_size(q->dtype), q->shared ? "node-shared" : "plain", q->ranks,
-        q->ranks > 1 ? "s" : "", q->nodes, q->nodes > 1 ? "s" : "",
-        q->deterministic ? ", deterministic" : "", text);
+    const char *memory = q->cuda ? "CUDA" : q->shared ? "node-shared" : "plain";
+    printf("%s %s%s%s of %zu bytes (%zu elements), %s memory, %d rank%s on %d node%s%s; backend "
+           "\"%s\"\n",
+           dtr__kind_name(q->kind), q->op != DTR_SUM ? dtr__op_name(q->op) : "",
+           q->op != DTR_SUM ? " " : "", dtr_dtype_name(q->dtype), q->nbytes,
+           q->nbytes / dtr_dtype_size(q->dtype), memory, q->ranks, q->ranks > 1 ? "s" : "",
+           q->nodes, q->nodes > 1 ? "s" : "", q->deterministic ? ", deterministic" : "", text);
 }
 
 /* One line; returns the score. */
@@ -158,7 +178,12 @@ static int print_backend(dtr_group *g, const dtr__call *call, const char *name,
 
 static int answer(const question *q, dtr_group *g, const char *text) {
     size_t count = q->nbytes / dtr_dtype_size(q->dtype);
-    dtr__call call = { .kind = q->kind, .dtype = q->dtype, .in_count = count, .out_count = count };
+    dtr__call call = { .kind = q->kind,
+                       .dtype = q->dtype,
+                       .op = q->op,
+                       .divisor = q->ranks,
+                       .in_count = count,
+                       .out_count = count };
     dtr__selection sel;
     if (dtr__select_parse(NULL, text, &sel) < 0) {
         fprintf(stderr, "dtr-info --why: %s\n", dtr_last_error_message());
@@ -168,6 +193,9 @@ static int answer(const question *q, dtr_group *g, const char *text) {
     bool free_choice = strcmp(wanted, "auto") == 0;
     int best_score = 0;
     print_question(q, text);
+    if (q->cuda) {
+        return dtr__device_why(g, &call, sel.name[DTR_CUDA], q->one_gpu);
+    }
     printf("  backend  score\n");
     const char *name;
     const dtr__backend *b;

@@ -33,6 +33,9 @@ void dtr__nccl_close(dtr_group *g);
 /* A checked call with device buffers, through nccl or stage. */
 dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work);
+/* dtr-info --why: prints which of the two a group would take, and why; `wanted` is the text's name
+ * for CUDA. Status of the program. */
+int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool one_gpu);
 /* Make `stream` wait for a work that a backend of device buffers serves. True: it does, or has to
  * no longer; false: only the host can wait for it. */
 bool dtr__device_stream_wait(dtr_work *w, void *stream, dtr_status *s);

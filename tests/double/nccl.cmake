@@ -35,3 +35,14 @@ if(NOT DTR_SANITIZE MATCHES "thread")
   set_tests_properties(double_bench PROPERTIES LABELS double TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77
     ENVIRONMENT "${DTR_TEST_ENVIRONMENT};${DTR_DOUBLE_ENVIRONMENT}")
 endif()
+
+# GP9, GP5, A13: which backend would serve device memory, and why, as dtr-info tells it.
+function(dtr_add_device_why_test name backend pattern)
+  add_test(NAME double_why_${name} COMMAND dtr-info --why ${ARGN} --memory cuda)
+  set_tests_properties(double_why_${name} PROPERTIES LABELS double TIMEOUT 300 PASS_REGULAR_EXPRESSION "${pattern}"
+    ENVIRONMENT "${DTR_DOUBLE_ENVIRONMENT};DTR_BACKEND=${backend}")
+endfunction()
+dtr_add_device_why_test(nccl "" "CUDA memory, 8 ranks on 2 nodes.*nccl is chosen" allreduce bf16 4MiB --ranks 8 --nodes 2)
+dtr_add_device_why_test(op "" "nccl   cannot: NCCL has no bit operations.*stage is chosen: nccl cannot" allreduce i32 1K --op band)
+dtr_add_device_why_test(shared cuda:nccl "cannot: NCCL puts no two ranks on one GPU.*refused with DTR_ERR_UNSUPPORTED"
+  alltoall f32 1K --one-gpu)

@@ -1,0 +1,37 @@
+/* dtr-info --why for device buffers: the choice that a group would make, told. */
+#include <stdio.h>
+#include <string.h>
+
+#include "nccl/nccl_internal.h"
+
+static int none(const char *status, const char *why) {
+    printf("none is chosen: the call would be refused with %s: %s\n", status, why);
+    return 1;
+}
+
+int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool one_gpu) {
+    const dtr__nccl_library *l = dtr__nccl_get();
+    struct dtr__nccl n = { .group = g, .ops = one_gpu && g->size > 1 ? NULL : l->ops };
+    const char *why = "";
+    char text[DTR__CUDA_TEXT];
+    bool stage = strcmp(wanted, "stage") == 0, nccl = strcmp(wanted, "nccl") == 0;
+    g->cuda_use = (char)(stage ? 's' : nccl ? 'n' : 'a');
+    g->nccl = &n;
+    snprintf(n.reason, sizeof n.reason, "%s",
+             l->ops != NULL ? "NCCL puts no two ranks on one GPU" : l->reason);
+    if (dtr__cuda_get()->state != DTR__CUDA_OK) {
+        return none("DTR_ERR_DEVICE", dtr__cuda_text(text));
+    }
+    bool can = dtr__nccl_serves(g, c, &why), moved = g->size == 1 && g->cuda_use == 'a';
+    printf("  nccl   %s%s\n", can ? "can serve it" : "cannot: ", can ? "" : why);
+    printf("  stage  can serve it, through host memory\n");
+    if (nccl && !can) {
+        return none("DTR_ERR_UNSUPPORTED", "nccl is named, and what is named never falls back");
+    }
+    printf("%s is chosen: %s\n", can && !stage ? "nccl" : "stage",
+           stage || nccl ? "it is named"
+           : !can        ? "nccl cannot; the group's first rank warns once"
+           : moved       ? "one rank needs a copy on its stream, and not NCCL itself"
+                         : "every rank has a GPU of its own, as far as is known here");
+    return 0;
+}
