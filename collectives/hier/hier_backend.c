@@ -8,6 +8,8 @@
 #include "declare.h"
 #include "hier/hier_internal.h"
 
+enum { POLLS_PER_RELIEF = 16 }; /* of an operation that waits */
+
 /* Nodes of the group, and the most ranks one of them has. */
 static int count_nodes(const dtr_group *g, int *most) {
     const dtr_world *w = g->world;
@@ -36,6 +38,9 @@ static bool is_contiguous(const dtr_group *g, int nodes) {
 /* Is this done in two levels? */
 static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, const char **why) {
     const char *reason = NULL;
+    if (dtr__kind_is_p2p(c->kind)) {
+        return true;
+    }
     bool detail = dtr__at_detail(g->world);
     switch (detail ? DTR__K_COUNT : c->kind) {
     case DTR__K_ALLREDUCE:
@@ -194,7 +199,8 @@ static dtr_status open_lanes(dtr_group *g, dtr__hier_state *s) {
     if (dtr__hier_has_wire(s)) {
         DTR_TRY(open_lane(&s->lane[DTR__HIER_WIRE], &dtr__backend_mpi));
     }
-    return dtr__backend_mpi.open(g, &s->mpi);
+    DTR_TRY(dtr__backend_mpi.open(g, &s->mpi));
+    return dtr__hier_p2p_open(g, s);
 }
 
 static void close_lane(dtr__hier_lane *l, bool broken) {
@@ -215,6 +221,7 @@ static void close_lane(dtr__hier_lane *l, bool broken) {
 
 static void hier_close(dtr_group *g, void *opaque) {
     dtr__hier_state *s = opaque;
+    dtr__hier_p2p_close(g, s);
     if (s->mpi != NULL) {
         dtr__backend_mpi.close(g, s->mpi);
     }
@@ -294,6 +301,9 @@ static dtr_status run(dtr__hier_state *s, dtr_work *w, bool *done) {
 
 static dtr_status hier_start(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
     dtr__hier_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        return dtr__hier_p2p_start(g, s, w, done);
+    }
     if (!by_nodes(g, &w->call, s->contiguous, NULL)) {
         return dtr__backend_mpi.start(g, s->mpi, w, done);
     }
@@ -315,13 +325,22 @@ static dtr_status hier_start(dtr_group *g, void *opaque, dtr_work *w, bool *done
 
 static dtr_status hier_progress(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
     dtr__hier_state *s = opaque;
-    return by_nodes(g, &w->call, s->contiguous, NULL)
-               ? run(s, w, done)
-               : dtr__backend_mpi.progress(g, s->mpi, w, done);
+    dtr_status status = dtr__kind_is_p2p(w->call.kind) ? dtr__hier_p2p_progress(g, s, w, done)
+                        : by_nodes(g, &w->call, s->contiguous, NULL)
+                            ? run(s, w, done)
+                            : dtr__backend_mpi.progress(g, s->mpi, w, done);
+    if (status == DTR_OK && !*done && ++s->polls % POLLS_PER_RELIEF == 0) {
+        dtr__hier_p2p_relieve(g, s);
+    }
+    return status;
 }
 
 static void hier_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     dtr__hier_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        dtr__hier_p2p_cancel(g, s, w);
+        return;
+    }
     if (!by_nodes(g, &w->call, s->contiguous, NULL)) {
         dtr__backend_mpi.cancel(g, s->mpi, w);
         return;
@@ -333,6 +352,10 @@ static void hier_cancel(dtr_group *g, void *opaque, dtr_work *w) {
 
 static const char *hier_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *text, size_t cap) {
     dtr__hier_state *s = opaque;
+    if (dtr__kind_is_p2p(w->call.kind)) {
+        dtr__hier_p2p_waits_for(g, s, w, text, cap);
+        return text;
+    }
     if (!by_nodes(g, &w->call, s->contiguous, NULL)) {
         return dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap);
     }
@@ -362,4 +385,8 @@ const dtr__backend dtr__backend_hier = {
     .progress = hier_progress,
     .cancel = hier_cancel,
     .waits_for = hier_waits_for,
+    .repeat_accept = dtr__hier_repeat_accept,
+    .repeat_post = dtr__hier_repeat_post,
+    .repeat_look = dtr__hier_repeat_look,
+    .repeat_go_on = dtr__hier_repeat_go_on,
 };

@@ -54,6 +54,11 @@ typedef struct dtr__hier_state {
     size_t cap_scratch;
     bool scratch_shared, scratch_lost; /* lost: a transfer given up may still use it */
     void *mpi; /* the mpi backend's state on the whole group: what gains nothing from nodes */
+    struct dtr__shm_state
+        *near; /* channels to the ranks of the own node; NULL: all goes over MPI */
+    struct dtr__hier_messages *idle;           /* for works to come */
+    struct dtr__hier_turn *turns, *idle_turns; /* receives that wait for their turn, in order */
+    unsigned polls;                            /* that moved nothing to its end */
 } dtr__hier_state;
 
 /* What a builder needs. */
@@ -93,6 +98,22 @@ void dtr__hier_begin(dtr__hier_state *s);
 dtr_status dtr__hier_run(dtr__hier_state *s, dtr_work *w, bool *done);
 /* What is under way is given up; `status` and this thread's last error say why. */
 void dtr__hier_give_up(dtr__hier_state *s, dtr_status status);
+
+/* hier_p2p.c: as in dtr__backend; open: once the lanes are, close: before they are closed. relieve:
+ * take what has come over the node's channels, so that its senders can go on. */
+dtr_status dtr__hier_p2p_open(dtr_group *g, dtr__hier_state *s);
+void dtr__hier_p2p_close(dtr_group *g, dtr__hier_state *s);
+dtr_status dtr__hier_p2p_start(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done);
+dtr_status dtr__hier_p2p_progress(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done);
+void dtr__hier_p2p_cancel(dtr_group *g, dtr__hier_state *s, dtr_work *w);
+void dtr__hier_p2p_waits_for(dtr_group *g, dtr__hier_state *s, dtr_work *w, char *text, size_t cap);
+void dtr__hier_p2p_relieve(const dtr_group *g, dtr__hier_state *s);
+struct dtr__moves;
+struct dtr__repeat;
+bool dtr__hier_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);
+bool dtr__hier_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
+int dtr__hier_repeat_look(dtr_group *g, void *state, const struct dtr__repeat *p);
+void dtr__hier_repeat_go_on(dtr_group *g, void *state, dtr_work *w);
 
 /* hier_move.c, hier_reduce.c */
 void dtr__hier_build_barrier(const dtr__hier_build *b);

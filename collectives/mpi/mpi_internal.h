@@ -190,6 +190,12 @@ size_t dtr__mpi_span(const dtr__mpi_build *b, const dtr__blocks *blocks, int fir
 /* mpi_p2p.c */
 dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done);
 dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done);
+/* One more message for a work, begun. claim: a receive from anybody, if a message for it is here.
+ */
+dtr_status dtr__mpi_p2p_add(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                            const dtr_p2p *op, size_t index);
+dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                              const dtr_p2p *op, size_t index, bool *claimed);
 /* True when nothing is left behind. */
 bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w);
 /* See dtr__backend; what is in state->repeating becomes a work's. */

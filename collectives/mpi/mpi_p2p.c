@@ -418,6 +418,47 @@ static dtr__mpi_p2p *add(dtr__mpi_state *state, const dtr_p2p *op, size_t index,
     return p;
 }
 
+static dtr_status no_memory(const dtr_work *w, size_t index) {
+    dtr__error_context ctx = dtr__work_context(w);
+    return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for message %zu of a call (%zu bytes each)",
+                    index + 1, sizeof(dtr__mpi_p2p));
+}
+
+/* A new operation at the head of the work's. */
+static dtr__mpi_p2p *put_first(dtr__mpi_state *state, dtr_work *w, const dtr_p2p *op,
+                               size_t index) {
+    dtr__mpi_p2p *first = NULL, **tail = &first;
+    if (add(state, op, index, &tail) != NULL) {
+        *tail = w->request;
+        w->request = first;
+    }
+    return first;
+}
+
+dtr_status dtr__mpi_p2p_add(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                            const dtr_p2p *op, size_t index) {
+    dtr__mpi_p2p *p = put_first(state, w, op, index);
+    return p == NULL ? no_memory(w, index) : post(group, state, w, p);
+}
+
+dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
+                              const dtr_p2p *op, size_t index, bool *claimed) {
+    int there = 0;
+    MPI_Message message;
+    P2P_MPI(w, MPI_Improbe, MPI_ANY_SOURCE, DTR__MPI_TAG_HEADER | op->tag, group->comm, &there,
+            &message, MPI_STATUS_IGNORE);
+    *claimed = there != 0;
+    if (!there) {
+        return DTR_OK;
+    }
+    dtr__mpi_p2p *p = put_first(state, w, op, index);
+    if (p == NULL) {
+        return no_memory(w, index);
+    }
+    P2P_MPI(w, MPI_Imrecv, &p->message, sizeof p->message, MPI_BYTE, &message, &p->head);
+    return DTR_OK;
+}
+
 /* Receives first, so that what this rank sends to itself finds them; list order within each. */
 static dtr_status start_list(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
                              const dtr_p2p *ops, size_t n, dtr__mpi_p2p **list) {
@@ -428,10 +469,7 @@ static dtr_status start_list(const dtr_group *group, dtr__mpi_state *state, cons
             }
             dtr__mpi_p2p *p = add(state, &ops[i], i, &list);
             if (p == NULL) {
-                dtr__error_context ctx = dtr__work_context(w);
-                return DTR_FAIL(&ctx, DTR_ERR_NOMEM,
-                                "no memory for message %zu of %zu (%zu bytes each)", i + 1, n,
-                                sizeof *p);
+                return no_memory(w, i);
             }
             DTR_TRY(post(group, state, w, p));
         }

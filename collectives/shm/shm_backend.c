@@ -161,6 +161,7 @@ static dtr_status shm_open(dtr_group *g, void **state) {
     if (s != NULL) {
         s->chunk = dtr__shm_chunk_bytes(g->size, g->world->tune.value[DTR__TUNE_CHUNK],
                                         dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
+        s->sharers = g->size;
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
         s->channels = calloc((size_t)g->size, sizeof *s->channels);
         s->rank = calloc((size_t)g->size, sizeof *s->rank);

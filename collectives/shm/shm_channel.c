@@ -45,8 +45,8 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "group '%s': no memory for its %d channels", g->name,
                         g->size);
     }
-    p->channel_bytes =
-        dtr__shm_channel_bytes(g->size, dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
+    p->channel_bytes = dtr__shm_channel_bytes(
+        s->sharers, dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
     const size_t ring = p->channel_bytes - sizeof(dtr__shm_channel);
     p->short_max = at_most(ring / 4, SHORT_MOST + sizeof(dtr__shm_cell)) - sizeof(dtr__shm_cell);
     p->piece = at_most(ring / 4, PIECE_MOST + DTR__SHM_LINE) - DTR__SHM_LINE;
@@ -80,6 +80,44 @@ void dtr__shm_p2p_free(dtr_group *g, dtr__shm_state *s, bool healthy) {
     s->p2p = NULL;
 }
 
+/* ---- channels for the messages of a larger group ---- */
+
+dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_state *lender,
+                         dtr__shm_state **state) {
+    dtr__shm_state *s = calloc(1, sizeof *s);
+    if (s != NULL) {
+        s->place = malloc((size_t)g->size * sizeof *s->place);
+        s->channels = calloc((size_t)g->size, sizeof *s->channels);
+    }
+    if (s == NULL || s->place == NULL || s->channels == NULL) {
+        if (s != NULL) {
+            free(s->place);
+            free(s->channels);
+        }
+        free(s);
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM, "group '%s': no memory for the channels of its nodes",
+                        g->name);
+    }
+    for (int r = 0; r < g->size; r++) {
+        s->place[r] = -1;
+    }
+    for (int i = 0; i < node->size; i++) {
+        s->place[node->told_ranks[i]] = i;
+        s->channels[node->told_ranks[i]] = lender->channels[i];
+    }
+    s->sharers = node->size;
+    lender->lent = true;
+    *state = s;
+    return DTR_OK;
+}
+
+void dtr__shm_lend_end(dtr_group *g, dtr__shm_state *s) {
+    dtr__shm_p2p_free(g, s, atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK);
+    free(s->place);
+    free(s->channels);
+    free(s);
+}
+
 static dtr__shm_cell *cell_at(const dtr__shm_channel *channel, uint64_t line) {
     return (dtr__shm_cell *)(void *)((unsigned char *)(uintptr_t)channel->ring +
                                      line * DTR__SHM_LINE);
@@ -104,7 +142,7 @@ dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer) {
     memset(channel, 0, sizeof *channel + DTR__SHM_LINE); /* and the mark of the first cell */
     channel->lines = (nbytes - sizeof *channel) / DTR__SHM_LINE;
     out->channel = channel;
-    atomic_store_explicit(&s->channels[peer][g->rank], dtr__shm_pack(owner, offset) + 1,
+    atomic_store_explicit(dtr__shm_offer(s, peer, g->rank), dtr__shm_pack(owner, offset) + 1,
                           memory_order_release);
     return DTR_OK;
 }
@@ -225,7 +263,8 @@ void dtr__shm_push_pieces(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m) {
 const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, int peer) {
     dtr__shm_in *in = &s->p2p->in[peer];
     if (in->channel == NULL) {
-        uint64_t at = atomic_load_explicit(&s->channels[g->rank][peer], memory_order_acquire);
+        const _Atomic uint64_t *offer = dtr__shm_offer(s, g->rank, peer);
+        uint64_t at = offer == NULL ? 0 : atomic_load_explicit(offer, memory_order_acquire);
         if (at == 0) {
             return NULL;
         }

@@ -133,10 +133,14 @@ typedef struct dtr__shm_state {
     uint64_t **tables;     /* [size] everybody's */
     _Atomic uint64_t **channels; /* [size] everybody's; [rank][from]: where the channel that leads
                                     there is, + 1; 0: not made yet */
-    struct dtr__shm_p2p *p2p;    /* NULL until the first message */
-    unsigned polls;              /* that moved nothing to its end */
-    uint64_t n;                  /* operations so far */
-    uint64_t described[2];       /* repeat whose description the own post carries; 0: another's */
+    int *place;  /* NULL; or, of a state for messages only, the row of each group rank's channels,
+                    -1: it is on another node */
+    int sharers; /* ranks that channels lead between */
+    bool lent;   /* the channels carry another state's messages */
+    struct dtr__shm_p2p *p2p; /* NULL until the first message */
+    unsigned polls;           /* that moved nothing to its end */
+    uint64_t n;               /* operations so far */
+    uint64_t described[2];    /* repeat whose description the own post carries; 0: another's */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
     void *mpi;         /* state of the mpi backend where that carries messages, else NULL */
@@ -147,6 +151,13 @@ static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {
 }
 static inline uint64_t dtr__shm_break(uint64_t n, int how) {
     return n << 2 | (uint64_t)how;
+}
+/* Where the channel from one rank to another is written down; NULL: they do not share a node. */
+static inline _Atomic uint64_t *dtr__shm_offer(const dtr__shm_state *s, int to, int from) {
+    if (s->place == NULL) {
+        return &s->channels[to][from];
+    }
+    return s->place[to] < 0 || s->place[from] < 0 ? NULL : &s->channels[to][s->place[from]];
 }
 #define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
 

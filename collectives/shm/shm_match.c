@@ -20,6 +20,10 @@ void dtr__shm_unpost(dtr__shm_queue *q, dtr__shm_msg *m) {
     q->tail = q->tail == m ? before : q->tail;
     m->queued = false;
     m->next = NULL;
+    if (m->watch != NULL) {
+        *m->watch = NULL;
+        m->watch = NULL;
+    }
 }
 
 /* ---- a message and its receive ---- */

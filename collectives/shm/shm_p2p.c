@@ -183,6 +183,46 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
     return status;
 }
 
+/* A message, begun and put at **tail. */
+static dtr_status begin(const dtr_group *g, dtr__shm_state *s, const dtr_work *w, const dtr_p2p *op,
+                        size_t index, dtr__shm_msg ***tail) {
+    if (op->is_send) {
+        DTR_TRY(dtr__shm_out_open(g, s, op->peer));
+    }
+    dtr__shm_msg *m = add(s->p2p, op, index, &w->call, tail);
+    if (m == NULL) {
+        dtr__error_context ctx = dtr__work_context(w);
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for message %zu of a call (%zu bytes each)",
+                        index + 1, sizeof *m);
+    }
+    if (op->is_send) {
+        post_send(g, s->p2p, m);
+    } else {
+        dtr__shm_post_receive(g, s->p2p, m);
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr__shm_p2p_add(const dtr_group *g, dtr__shm_state *s, dtr_work *w, const dtr_p2p *op,
+                            size_t index, dtr__shm_msg **message) {
+    dtr__shm_msg *first = NULL, **tail = &first;
+    DTR_TRY(begin(g, s, w, op, index, &tail));
+    *tail = w->request;
+    w->request = *message = first;
+    return DTR_OK;
+}
+
+void dtr__shm_p2p_take_back(dtr__shm_state *s, dtr_work *w, dtr__shm_msg *m) {
+    dtr__shm_msg *first = w->request, **link = &first;
+    while (*link != m) {
+        link = &(*link)->sibling;
+    }
+    *link = m->sibling;
+    w->request = first;
+    dtr__shm_unpost(&s->p2p->posted, m);
+    give_back(s->p2p, m);
+}
+
 /* Receives first, so that what this rank sends to itself finds them; list order within each. */
 static dtr_status start_list(const dtr_group *g, dtr__shm_state *s, dtr_work *w) {
     dtr_p2p single;
@@ -192,24 +232,8 @@ static dtr_status start_list(const dtr_group *g, dtr__shm_state *s, dtr_work *w)
     dtr_status status = DTR_OK;
     for (size_t k = 0; k < 2 * n && status == DTR_OK; k++) {
         const dtr_p2p *op = &ops[k % n];
-        if (op->is_send != (k >= n)) {
-            continue;
-        }
-        if (op->is_send) {
-            status = dtr__shm_out_open(g, s, op->peer);
-        }
-        dtr__shm_msg *m = status == DTR_OK ? add(s->p2p, op, k % n, &w->call, &tail) : NULL;
-        if (status == DTR_OK && m == NULL) {
-            dtr__error_context ctx = dtr__work_context(w);
-            status = DTR_FAIL(&ctx, DTR_ERR_NOMEM,
-                              "no memory for message %zu of %zu (%zu bytes "
-                              "each)",
-                              k % n + 1, n, sizeof *m);
-        }
-        if (status == DTR_OK && op->is_send) {
-            post_send(g, s->p2p, m);
-        } else if (status == DTR_OK) {
-            dtr__shm_post_receive(g, s->p2p, m);
+        if (op->is_send == (k >= n)) {
+            status = begin(g, s, w, op, k % n, &tail);
         }
     }
     w->request = first;
@@ -262,8 +286,12 @@ void dtr__shm_p2p_waits_for(const dtr_group *g, const dtr_work *w, char *text, s
 
 void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s) {
     bool any = s->p2p != NULL;
+    if (s->lent) {
+        return;
+    }
     for (int r = 0; !any && r < g->size; r++) {
-        any = atomic_load_explicit(&s->channels[g->rank][r], memory_order_relaxed) != 0;
+        const _Atomic uint64_t *offer = dtr__shm_offer(s, g->rank, r);
+        any = offer != NULL && atomic_load_explicit(offer, memory_order_relaxed) != 0;
     }
     if (any && dtr__shm_p2p_need(g, s) == DTR_OK) {
         (void)take_from_all(g, s); /* what finds no memory is still there when a receive looks */

@@ -65,6 +65,7 @@ typedef struct dtr__shm_channel {
 typedef struct dtr__shm_msg {
     struct dtr__shm_msg *sibling; /* of one work, or the idle list */
     struct dtr__shm_msg *next;    /* in a queue of sends, or of receives not yet matched */
+    struct dtr__shm_msg **watch;  /* NULL, or set to NULL when it leaves its queue */
     bool is_send, queued;
     bool arrived; /* receive: a message is here; what it says is in `other` */
     bool differs; /* ... and does not fit; send: the receiver has refused it */
@@ -122,6 +123,12 @@ typedef struct dtr__shm_p2p {
 /* shm_channel.c */
 dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s);
 void dtr__shm_p2p_free(dtr_group *g, dtr__shm_state *s, bool healthy);
+/* A state that carries messages of `g` between its ranks on this node, over the channels of
+ * `lender`, which is the state of `node`, the group of those ranks; and its end, before the
+ * lender's. */
+dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_state *lender,
+                         dtr__shm_state **state);
+void dtr__shm_lend_end(dtr_group *g, dtr__shm_state *s);
 dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer);
 /* A short message into the ring; false while there is no room. */
 bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr__terms *terms, int tag,
@@ -153,6 +160,10 @@ void dtr__shm_fetch(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m);
 dtr_status dtr__shm_p2p_start(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
 dtr_status dtr__shm_p2p_progress(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
 void dtr__shm_p2p_cancel(dtr__shm_state *s, dtr_work *w);
+/* One more message for a work, begun; and a receive that nothing has come for is taken back. */
+dtr_status dtr__shm_p2p_add(const dtr_group *g, dtr__shm_state *s, dtr_work *w, const dtr_p2p *op,
+                            size_t index, dtr__shm_msg **message);
+void dtr__shm_p2p_take_back(dtr__shm_state *s, dtr_work *w, dtr__shm_msg *m);
 void dtr__shm_p2p_waits_for(const dtr_group *g, const dtr_work *w, char *text, size_t cap);
 /* Take what has come from anybody, so that senders can go on while this rank waits for others. */
 void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);

@@ -1,0 +1,352 @@
+/* Messages of a group over several nodes: between ranks of one node they go over its channels, to
+ * others over MPI. A sender knows which way its message goes; a receive from anybody looks at both,
+ * and is taken back from the one when the other has a message for it. What MPI has must not pass it
+ * meanwhile, so later receives of its tag from other nodes wait for their turn. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "hier/hier_internal.h"
+#include "mpi/mpi_internal.h"
+#include "repeat.h"
+#include "shm/shm_p2p.h"
+
+/* What a work waits for: its request. */
+typedef struct dtr__hier_messages {
+    struct dtr__hier_messages *next; /* in the idle list */
+    void *near, *far;                /* requests of the two backends */
+} dtr__hier_messages;
+
+typedef struct dtr__hier_turn {
+    struct dtr__hier_turn *next;
+    dtr_work *work;
+    dtr_p2p op;
+    size_t index;
+    dtr__shm_msg *near; /* from anybody: the half of it that waits on the node, NULL once it has
+                           its message */
+} dtr__hier_turn;
+
+dtr_status dtr__hier_p2p_open(dtr_group *g, dtr__hier_state *s) {
+    const dtr__hier_lane *here = &s->lane[DTR__HIER_HERE];
+    if (here->backend != &dtr__backend_shm || ((dtr__shm_state *)here->state)->mpi != NULL) {
+        return DTR_OK;
+    }
+    return dtr__shm_lend(g, &here->group, here->state, &s->near);
+}
+
+void dtr__hier_p2p_close(dtr_group *g, dtr__hier_state *s) {
+    if (s->near != NULL) {
+        dtr__shm_lend_end(g, s->near);
+    }
+    for (dtr__hier_messages *m = s->idle, *next; m != NULL; m = next) {
+        next = m->next;
+        free(m);
+    }
+    for (dtr__hier_turn *t = s->idle_turns, *next; t != NULL; t = next) {
+        next = t->next;
+        free(t);
+    }
+}
+
+static bool is_near(const dtr__hier_state *s, int peer) {
+    return s->near->place[peer] >= 0;
+}
+
+/* ---- memory ---- */
+
+static dtr__hier_messages *take_messages(dtr__hier_state *s) {
+    dtr__hier_messages *m = s->idle;
+    if (m == NULL) {
+        return calloc(1, sizeof *m);
+    }
+    s->idle = m->next;
+    m->near = m->far = NULL;
+    return m;
+}
+
+static void give_back(dtr__hier_state *s, dtr__hier_messages *m) {
+    m->next = s->idle;
+    s->idle = m;
+}
+
+static dtr_status no_memory(const dtr_work *w) {
+    dtr__error_context ctx = dtr__work_context(w);
+    return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for what it waits for");
+}
+
+/* ---- turns ---- */
+
+static dtr_status add_turn(dtr__hier_state *s, dtr_work *w, const dtr_p2p *op, size_t index,
+                           dtr__shm_msg *near) {
+    dtr__hier_turn *t = s->idle_turns, **link = &s->turns;
+    if (t != NULL) {
+        s->idle_turns = t->next;
+    } else if ((t = malloc(sizeof *t)) == NULL) {
+        return no_memory(w);
+    }
+    *t = (dtr__hier_turn){ .work = w, .op = *op, .index = index, .near = near };
+    if (near != NULL) {
+        near->watch = &t->near;
+    }
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = t;
+    return DTR_OK;
+}
+
+static void drop_turn(dtr__hier_state *s, dtr__hier_turn **link) {
+    dtr__hier_turn *t = *link;
+    *link = t->next;
+    t->next = s->idle_turns;
+    s->idle_turns = t;
+}
+
+static bool is_served(const dtr__hier_turn *t) {
+    return t->op.peer == DTR_ANY_SOURCE && t->near == NULL;
+}
+
+/* Does one before `until` (NULL: any) wait for a message with this tag? */
+static bool is_awaited(const dtr__hier_state *s, int tag, const dtr__hier_turn *until) {
+    const dtr__hier_turn *t = s->turns;
+    while (t != until && (t->op.tag != tag || is_served(t))) {
+        t = t->next;
+    }
+    return t != until;
+}
+
+/* Begin what has its turn; *over when it need not wait any more. */
+static dtr_status take_turn(dtr_group *g, dtr__hier_state *s, dtr_work *w, dtr__hier_messages *m,
+                            const dtr__hier_turn *t, bool *over) {
+    dtr_status status = DTR_OK;
+    *over = is_served(t);
+    if (*over || is_awaited(s, t->op.tag, t)) {
+        return DTR_OK;
+    }
+    w->request = m->far;
+    if (t->near == NULL) {
+        *over = true;
+        status = dtr__mpi_p2p_add(g, s->mpi, w, &t->op, t->index);
+    } else {
+        status = dtr__mpi_p2p_claim(g, s->mpi, w, &t->op, t->index, over);
+    }
+    m->far = w->request;
+    if (*over && t->near != NULL) {
+        w->request = m->near;
+        dtr__shm_p2p_take_back(s->near, w, t->near);
+        m->near = w->request;
+    }
+    w->moved |= *over;
+    w->request = m;
+    return status;
+}
+
+static dtr_status take_turns(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {
+    for (dtr__hier_turn **link = &s->turns; *link != NULL;) {
+        bool over = false;
+        if ((*link)->work == w) {
+            DTR_TRY(take_turn(g, s, w, w->request, *link, &over));
+            *done &= over;
+        }
+        if (over) {
+            drop_turn(s, link);
+        } else {
+            link = &(*link)->next;
+        }
+    }
+    return DTR_OK;
+}
+
+/* ---- works ---- */
+
+static dtr_status add_one(dtr_group *g, dtr__hier_state *s, dtr_work *w, const dtr_p2p *op,
+                          size_t index) {
+    dtr__hier_messages *m = w->request;
+    dtr__shm_msg *message = NULL;
+    dtr_status status = DTR_OK;
+    if (op->peer == DTR_ANY_SOURCE || is_near(s, op->peer)) {
+        w->request = m->near;
+        status = dtr__shm_p2p_add(g, s->near, w, op, index, &message);
+        m->near = w->request;
+    } else if (op->is_send || !is_awaited(s, op->tag, NULL)) {
+        w->request = m->far;
+        status = dtr__mpi_p2p_add(g, s->mpi, w, op, index);
+        m->far = w->request;
+    } else {
+        status = add_turn(s, w, op, index, NULL);
+    }
+    w->request = m;
+    if (status == DTR_OK && op->peer == DTR_ANY_SOURCE && message->queued) {
+        status = add_turn(s, w, op, index, message);
+    }
+    return status;
+}
+
+static dtr_status move(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {
+    dtr__hier_messages *m = w->request;
+    bool near = true, far = true;
+    *done = true;
+    dtr_status status = take_turns(g, s, w, done);
+    if (status == DTR_OK && m->near != NULL) {
+        w->request = m->near;
+        status = dtr__shm_p2p_progress(g, s->near, w, &near);
+        m->near = w->request;
+    }
+    if (status == DTR_OK && m->far != NULL) {
+        w->request = m->far;
+        status = dtr__backend_mpi.progress(g, s->mpi, w, &far);
+        m->far = w->request;
+    }
+    w->request = m;
+    *done &= status == DTR_OK && near && far;
+    if (status < 0) {
+        dtr__work_give_up(g, &dtr__backend_hier, s, w, status);
+    } else if (*done) {
+        w->request = NULL;
+        give_back(s, m);
+    }
+    return status;
+}
+
+/* Receives first, so that what this rank sends to itself finds them; list order within each. */
+dtr_status dtr__hier_p2p_start(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {
+    dtr_p2p single;
+    size_t n = 0;
+    const dtr_p2p *ops = dtr__p2p_list(&w->call, &single, &n);
+    dtr_status status = DTR_OK;
+    if (s->near == NULL) {
+        return dtr__backend_mpi.start(g, s->mpi, w, done);
+    }
+    DTR_TRY(dtr__shm_p2p_need(g, s->near));
+    w->request = take_messages(s);
+    if (w->request == NULL) {
+        return no_memory(w);
+    }
+    for (size_t k = 0; k < 2 * n && status == DTR_OK; k++) {
+        if (ops[k % n].is_send == (k >= n)) {
+            status = add_one(g, s, w, &ops[k % n], k % n);
+        }
+    }
+    if (status < 0) {
+        dtr__work_give_up(g, &dtr__backend_hier, s, w, status);
+        return status;
+    }
+    return move(g, s, w, done);
+}
+
+dtr_status dtr__hier_p2p_progress(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {
+    return s->near == NULL ? dtr__backend_mpi.progress(g, s->mpi, w, done) : move(g, s, w, done);
+}
+
+void dtr__hier_p2p_cancel(dtr_group *g, dtr__hier_state *s, dtr_work *w) {
+    dtr__hier_messages *m = w->request;
+    if (s->near == NULL || m == NULL) {
+        dtr__backend_mpi.cancel(g, s->mpi, w);
+        return;
+    }
+    w->request = m->near;
+    dtr__shm_p2p_cancel(s->near, w);
+    for (dtr__hier_turn **link = &s->turns; *link != NULL;) {
+        if ((*link)->work == w) {
+            drop_turn(s, link);
+        } else {
+            link = &(*link)->next;
+        }
+    }
+    w->request = m->far;
+    dtr__backend_mpi.cancel(g, s->mpi, w);
+    w->request = NULL;
+    give_back(s, m);
+}
+
+void dtr__hier_p2p_waits_for(dtr_group *g, dtr__hier_state *s, dtr_work *w, char *text,
+                             size_t cap) {
+    dtr__hier_messages *m = w->request;
+    text[0] = '\0';
+    if (s->near == NULL || m == NULL) {
+        (void)dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap);
+        return;
+    }
+    w->request = m->near;
+    dtr__shm_p2p_waits_for(g, w, text, cap);
+    size_t used = strlen(text), joint = used != 0 ? 2 : 0;
+    w->request = m->far;
+    if (m->far != NULL && used + joint + 1 < cap) {
+        memcpy(text + used, "; ", joint);
+        (void)dtr__backend_mpi.waits_for(g, s->mpi, w, text + used + joint, cap - used - joint);
+    }
+    w->request = m;
+    used = strlen(text);
+    for (const dtr__hier_turn *t = s->turns; t != NULL; t = t->next) {
+        if (t->work == w && t->op.peer != DTR_ANY_SOURCE) {
+            dtr__message held = { .peer = t->op.peer, .tag = t->op.tag, .index = t->index };
+            used = dtr__p2p_waits_for(g, &held, text, cap, used);
+        }
+    }
+}
+
+void dtr__hier_p2p_relieve(const dtr_group *g, dtr__hier_state *s) {
+    if (s->near != NULL) {
+        dtr__shm_p2p_relieve(g, s->near);
+    }
+}
+
+/* ---- repeats: all messages of the call go one way ---- */
+
+typedef enum way { NO_WAY, NEAR, FAR } way;
+
+static way way_of(const dtr__hier_state *s, const dtr__call *c) {
+    dtr_p2p single;
+    size_t n = 0, near = 0, far = 0;
+    const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
+    if (s->near == NULL) {
+        return FAR;
+    }
+    for (size_t i = 0; i < n; i++) {
+        bool any = ops[i].peer == DTR_ANY_SOURCE;
+        near += any || is_near(s, ops[i].peer);
+        far += any || !is_near(s, ops[i].peer);
+    }
+    return far == 0 ? NEAR : near == 0 ? FAR : NO_WAY;
+}
+
+bool dtr__hier_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__moves *m) {
+    dtr__hier_state *s = state;
+    way how = dtr__kind_is_p2p(c->kind) ? way_of(s, c) : NO_WAY;
+    return how == NEAR  ? dtr__shm_p2p_repeat_accept(s->near, c)
+           : how == FAR ? dtr__backend_mpi.repeat_accept(g, s->mpi, c, m)
+                        : false;
+}
+
+/* What a long one becomes needs its request. */
+bool dtr__hier_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
+    dtr__hier_state *s = state;
+    if (s->near != NULL && s->idle == NULL) {
+        return false;
+    }
+    return way_of(s, &p->call) == NEAR ? dtr__shm_p2p_repeat_post(s->near, &p->call)
+                                       : dtr__backend_mpi.repeat_post(g, s->mpi, p);
+}
+
+int dtr__hier_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
+    dtr__hier_state *s = state;
+    return way_of(s, &p->call) == NEAR ? dtr__shm_p2p_repeat_look(g, s->near, &p->call)
+                                       : dtr__backend_mpi.repeat_look(g, s->mpi, p);
+}
+
+void dtr__hier_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
+    dtr__hier_state *s = state;
+    if (s->near == NULL) {
+        dtr__backend_mpi.repeat_go_on(g, s->mpi, w);
+        return;
+    }
+    dtr__hier_messages *m = take_messages(s); /* from the idle ones */
+    if (way_of(s, &w->call) == NEAR) {
+        dtr__shm_p2p_repeat_go_on(g, s->near, w);
+        m->near = w->request;
+    } else {
+        dtr__backend_mpi.repeat_go_on(g, s->mpi, w);
+        m->far = w->request;
+    }
+    w->request = m;
+}
