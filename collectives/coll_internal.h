@@ -174,6 +174,11 @@ dtr_status dtr__coll_check_head(const dtr_group *group, const dtr__request *r, b
 dtr_status dtr__group_check(const dtr_group *group, const char *entry);
 
 /* ---- work ---- */
+typedef enum dtr__recording_state {
+    DTR__RECORDING_NOT,
+    DTR__RECORDING_SCOPE, /* a combined work before the end of its scope */
+    DTR__RECORDING_GRAPH  /* captured: runs with a graph of the program, never by itself */
+} dtr__recording_state;
 typedef struct dtr__callback dtr__callback;
 typedef struct dtr__pool dtr__pool;
 typedef struct dtr__scope dtr__scope;
@@ -208,8 +213,8 @@ struct dtr_work {
                               call gave; `error` is its record then */
     size_t nan_index;
     dtr__composite *composite; /* NULL, or what a work made of other works consists of */
-    _Atomic int recording; /* a combined work before the end of its scope: it cannot be waited */
-    uint32_t part, parts;  /* of a call in a scope: its position from 1, and how many there are */
+    _Atomic int recording;     /* dtr__recording_state: what cannot be waited for as others can */
+    uint32_t part, parts; /* of a call in a scope: its position from 1, and how many there are */
     dtr__callback *callbacks;             /* guarded by queue_lock, closed by `ended` */
     struct dtr_work *next, *prev;         /* in group->works; queue_lock */
     struct dtr_work *run_next, *run_prev; /* incoming: queue_lock; running: progress_lock */

@@ -144,6 +144,23 @@ bool dtr__work_admit(dtr_group *g, dtr_work *w, const char *site, bool listed) {
     return open;
 }
 
+bool dtr__work_admit_captured(dtr_group *g, dtr_work *w, const char *site) {
+    pthread_mutex_lock(&g->queue_lock);
+    bool open = atomic_load_explicit(&g->status, memory_order_relaxed) == DTR_OK;
+    if (open) {
+        w->inline_call = true; /* it does not become active */
+        number(g, w);
+        w->inline_call = false;
+        dtr__work_write_record(w, site, DTR__REC_CAPTURED);
+        dtr__work_mark(w, DTR__REC_ENQUEUED, DTR_OK);
+        atomic_store_explicit(&w->recording, DTR__RECORDING_GRAPH, memory_order_release);
+        atomic_store_explicit(&w->ended, 1, memory_order_relaxed);
+        atomic_store_explicit(&w->done, 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&g->queue_lock);
+    return open;
+}
+
 dtr_status dtr__group_broken(const dtr_group *g) {
     return dtr__error_restore(g->error,
                               (dtr_status)atomic_load_explicit(&g->status, memory_order_acquire));
@@ -173,7 +190,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     w->own_status = DTR_OK;
     w->composite = NULL;
     w->part = w->parts = 0;
-    atomic_store_explicit(&w->recording, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->recording, DTR__RECORDING_NOT, memory_order_relaxed);
     w->inline_call = inlined;
     atomic_store_explicit(&w->ended, 0, memory_order_relaxed);
     atomic_store_explicit(&w->done, 0, memory_order_relaxed);

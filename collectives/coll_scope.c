@@ -80,7 +80,7 @@ static dtr_status new_scope(dtr_group *g, dtr__scope **out) {
     scope->whole->backend = &dtr__backend_scope;
     scope->whole->backend_state = NULL;
     scope->whole->seq = scope->whole->record = 0;
-    atomic_store_explicit(&scope->whole->recording, 1, memory_order_relaxed);
+    atomic_store_explicit(&scope->whole->recording, DTR__RECORDING_SCOPE, memory_order_relaxed);
     *out = scope;
     return DTR_OK;
 }
@@ -394,7 +394,7 @@ static void describe_whole(dtr__scope *scope) {
 /* Without calls: finished before it began, no number taken. */
 static void end_empty(dtr__scope *scope) {
     dtr__queue called = { NULL, NULL };
-    atomic_store_explicit(&scope->whole->recording, 0, memory_order_release);
+    atomic_store_explicit(&scope->whole->recording, DTR__RECORDING_NOT, memory_order_release);
     dtr__work_end(scope->whole, DTR_OK, NULL, &called);
     dtr__callbacks_run(&called);
     scope_free(&scope->composite);
@@ -433,7 +433,7 @@ static dtr_status launch(dtr__scope *scope, dtr_work **work) {
         discard(scope);
         return dtr__group_broken(g);
     }
-    atomic_store_explicit(&whole->recording, 0, memory_order_release);
+    atomic_store_explicit(&whole->recording, DTR__RECORDING_NOT, memory_order_release);
     dtr__work_hand_over(g, whole);
     return give(whole, work);
 }

@@ -71,6 +71,8 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
                               int backend, bool inlined);
 bool dtr__work_list(dtr_group *g, dtr_work *w); /* into group->works only, counted as open */
 bool dtr__work_admit(dtr_group *g, dtr_work *w, const char *site, bool listed);
+/* A call that a graph keeps: it takes its number and a record, and nothing watches it. */
+bool dtr__work_admit_captured(dtr_group *g, dtr_work *w, const char *site);
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w);
 void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags);
 void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r);

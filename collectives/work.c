@@ -262,7 +262,7 @@ static const char *traced_work(const dtr_work *w, char text[48]) {
 
 /* A work handed out by a coalescing scope stands for the whole scope and begins with its end. */
 static dtr_status check_recorded(const dtr_work *w, const char *entry) {
-    if (atomic_load_explicit(&w->recording, memory_order_acquire) == 0) {
+    if (atomic_load_explicit(&w->recording, memory_order_acquire) == DTR__RECORDING_NOT) {
         return DTR_OK;
     }
     dtr__error_context ctx = { w->world, "coalesced", w->group->name };
@@ -272,17 +272,44 @@ static dtr_status check_recorded(const dtr_work *w, const char *entry) {
                     entry, w->group->name);
 }
 
-static void set_deadline(dtr_work *w, double timeout_s, double from) {
-    atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
-    atomic_store_explicit(&w->deadline, from + timeout_s, memory_order_relaxed);
-}
-
 /* On a device a wait orders streams; `host` asks for more. */
 typedef struct waiter {
     const char *entry;
     bool host;
     void *stream;
 } waiter;
+
+static bool is_captured(const dtr_work *w) {
+    return atomic_load_explicit(&w->recording, memory_order_acquire) == DTR__RECORDING_GRAPH;
+}
+
+/* Its group may have ended, so neither is named. */
+static dtr_status refuse_captured(const dtr_work *w, const char *entry) {
+    return DTR_FAIL(
+        NULL, DTR_ERR_STATE,
+        "%s: %s #%llu is part of a captured graph, which runs when the program launches "
+        "it and as often; wait for the stream the graph is launched on",
+        entry, dtr__kind_name(w->call.kind), (unsigned long long)w->seq);
+}
+
+/* Inside the capture: what the stream is given next comes after the operation in the graph too. */
+static dtr_status wait_captured(dtr_work *w, const waiter *how) {
+    dtr_status s = DTR_OK;
+    if (how->host) {
+        return refuse_captured(w, how->entry);
+    }
+    (void)dtr__device_stream_wait(w, how->stream, &s);
+    DTR_REQUIRE(s == DTR_OK, NULL, DTR_ERR_STATE,
+                "%s: %s #%llu is part of a captured graph, and only a stream of the same capture "
+                "can wait for it, before the capture ends",
+                how->entry, dtr__kind_name(w->call.kind), (unsigned long long)w->seq);
+    return DTR_OK;
+}
+
+static void set_deadline(dtr_work *w, double timeout_s, double from) {
+    atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
+    atomic_store_explicit(&w->deadline, from + timeout_s, memory_order_relaxed);
+}
 
 static dtr_status wait(dtr_work *w, double timeout_s, const waiter *how) {
     const char *entry = how->entry;
@@ -295,6 +322,9 @@ static dtr_status wait(dtr_work *w, double timeout_s, const waiter *how) {
         "%s: timeout_s is not a number; give seconds, 0 to look only, or a negative value for "
         "the operation's own limit",
         entry);
+    if (is_captured(w)) {
+        return wait_captured(w, how);
+    }
     if (is_final(w)) {
         return dtr__work_result(w);
     }
@@ -357,6 +387,9 @@ static dtr_status work_test(dtr_work *w, bool *done) {
         return DTR_OK;
     }
     DTR_TRY(check_handle(w, "dtr_work_test"));
+    if (is_captured(w)) {
+        return refuse_captured(w, "dtr_work_test");
+    }
     if (!is_final(w)) {
         DTR_TRY(check_recorded(w, "dtr_work_test"));
         dtr__group_try_pass(w->group);
@@ -385,6 +418,9 @@ dtr_status dtr_work_on_complete(dtr_work *w, void (*fn)(dtr_work *, dtr_status, 
     DTR_REQUIRE(w != NULL, NULL, DTR_ERR_ARG, "dtr_work_on_complete: work is NULL");
     DTR_REQUIRE(fn != NULL, NULL, DTR_ERR_ARG, "dtr_work_on_complete: fn is NULL");
     DTR_TRY(check_handle(w, "dtr_work_on_complete"));
+    if (is_captured(w)) {
+        return refuse_captured(w, "dtr_work_on_complete");
+    }
     if (!is_done(w)) {
         dtr__callback *c = malloc(sizeof *c);
         DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM, "dtr_work_on_complete: out of memory");

@@ -33,11 +33,14 @@ typedef enum dtr__copy_kind {
     DTR__COPY_ON_DEVICE
 } dtr__copy_kind;
 
+typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED } dtr__capture;
+
 /* Results are CUDA's own codes, 0 is success and error_text says what another one means. Every
  * function that is given a device makes it current and puts the caller's back, and leaves an error
- * of an earlier call of the program alone. Streams and events are CUDA's handles; NULL is the
- * default stream of the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 2 };
+ * of an earlier call of the program alone, and captures of graphs by other threads too. Streams and
+ * events are CUDA's handles; NULL is the default stream of the device. Outputs are untouched on
+ * failure. */
+enum { DTR__DEVICE_ABI = 3 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */
@@ -66,6 +69,8 @@ typedef struct dtr__device_ops {
     int (*stream_query)(int device, void *stream);
     int (*stream_synchronize)(int device, void *stream);
     int (*stream_wait)(int device, void *stream, void *event);
+    /* Whether what is put into the stream is kept for a graph instead of run. */
+    int (*stream_capturing)(int device, void *stream, dtr__capture *capture);
     int (*event_new)(int device, bool timed, void **event);
     int (*event_free)(int device, void *event);
     int (*event_record)(int device, void *event, void *stream);

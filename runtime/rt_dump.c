@@ -157,7 +157,8 @@ static void write_records(FILE *to, const dtr__recording *r, const char *name, b
     int64_t now = dtr__now_ns();
     fprintf(to, ",\n\"%s\":[", name);
     for (size_t i = 0; i < r->n_records; i++) {
-        if (all || !dtr__record_over(&r->records[i])) {
+        bool open = !dtr__record_over(&r->records[i]) && !dtr__record_captured(&r->records[i]);
+        if (all || open) {
             fprintf(to, "%s\n", comma);
             write_record(to, r, &r->records[i], now);
             comma = ",";

@@ -411,8 +411,9 @@ int dtr__recording_member(const dtr__recording *r, const dtr__rec_group *g, int 
 
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over) {
     for (size_t i = r->n_records; i > 0; i--) {
-        if (dtr__record_over(&r->records[i - 1]) == over) {
-            return &r->records[i - 1];
+        const dtr__record *rec = &r->records[i - 1];
+        if (!dtr__record_captured(rec) && dtr__record_over(rec) == over) {
+            return rec;
         }
     }
     return NULL;
@@ -456,13 +457,16 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     if (g != NULL) {
         add(text, cap, &at, " group '%s'", g->name);
     }
+    if (dtr__record_captured(rec)) {
+        add(text, cap, &at, " (captured)");
+    }
     return text;
 }
 
 /* Of several unfinished operations the oldest is the one that holds up the others. */
 const dtr__record *dtr__recording_open(const dtr__recording *r) {
     for (size_t i = 0; i < r->n_records; i++) {
-        if (!dtr__record_over(&r->records[i])) {
+        if (!dtr__record_over(&r->records[i]) && !dtr__record_captured(&r->records[i])) {
             return &r->records[i];
         }
     }

@@ -12,7 +12,8 @@ enum {
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
-    DTR__RECORDING_MEMBER = 2, /* dtr__record.flags: inside the operation recorded before it */
+    DTR__RECORDING_MEMBER = 2,   /* dtr__record.flags: inside the operation recorded before it */
+    DTR__RECORDING_CAPTURED = 4, /* kept in a graph of CUDA: has no end, and its runs no record */
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_SETTINGS = 4096,
@@ -152,7 +153,10 @@ static inline bool dtr__record_collective(const dtr__recording *r, const dtr__re
            (rec->flags & DTR__RECORDING_MEMBER) == 0 && rec->kind < DTR__RECORDING_KINDS &&
            r->head.kind[rec->kind][0] != '\0';
 }
-/* Newest record that has ended / that has not; NULL: none. */
+static inline bool dtr__record_captured(const dtr__record *r) {
+    return (r->flags & DTR__RECORDING_CAPTURED) != 0;
+}
+/* Newest record that has ended / that has not; NULL: none. Captured ones are neither. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
 
 const dtr__record *dtr__recording_open(const dtr__recording *r); /* oldest that has not ended */

@@ -87,7 +87,7 @@ static void op_free(dtr__composite *self) {
     dtr__nccl_event *events[] = { op->fence, op->end };
     for (int i = 0; i < 2; i++) {
         if (events[i] != NULL) {
-            dtr__nccl_event_give(op->comm, events[i]);
+            (op->captured ? dtr__nccl_event_keep : dtr__nccl_event_give)(op->comm, events[i]);
         }
     }
     dtr__nccl_comm_unref(op->comm);
@@ -112,9 +112,15 @@ static dtr_status make_op(dtr__nccl_comm *c, bool host_only, dtr__nccl_op **made
     return DTR_OK;
 }
 
-/* A described work without a number. The host cannot look at its input. */
-static dtr_status make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *call,
-                            const dtr__request *r, dtr_work **work) {
+void dtr__nccl_drop_work(dtr_work *w) {
+    w->finish = NULL;
+    atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+    dtr__work_unref(w);
+}
+
+/* The host cannot look at its input. */
+dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *call,
+                               const dtr__request *r, dtr_work **work) {
     dtr__nccl_op *op = NULL;
     dtr_work *w = NULL;
     dtr__call unseen = *call;
@@ -128,9 +134,7 @@ static dtr_status make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *ca
     if (s < 0) {
         op_free(&op->composite);
         if (w != NULL) {
-            w->finish = NULL;
-            atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
-            dtr__work_unref(w);
+            dtr__nccl_drop_work(w);
         }
         return s;
     }
@@ -142,11 +146,10 @@ static dtr_status make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *ca
     return DTR_OK;
 }
 
-/* Behind what the caller's stream holds now, with the end event behind it. */
-static dtr_status launch(dtr__nccl_comm *c, dtr_work *w) {
+dtr_status dtr__nccl_launch(dtr__nccl_comm *c, dtr_work *w) {
     dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
     const dtr__device_ops *cuda = c->cuda;
-    op->number = ++c->launched;
+    op->number = op->captured ? 0 : ++c->launched;
     DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
     DTR_TRY(dtr__nccl_run(c, w));
@@ -156,7 +159,7 @@ static dtr_status launch(dtr__nccl_comm *c, dtr_work *w) {
 }
 
 /* Another thread of this rank may be inside NCCL and not come back. */
-static dtr_status take_turn(dtr_group *g) {
+dtr_status dtr__nccl_take_turn(dtr_group *g) {
     dtr__backoff backoff = { 0 };
     while (pthread_mutex_trylock(&g->nccl->turn) != 0) {
         if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
@@ -167,11 +170,16 @@ static dtr_status take_turn(dtr_group *g) {
     return DTR_OK;
 }
 
+void dtr__nccl_ranks_of(const dtr_group *g, const dtr__call *c, int *low, int *high) {
+    bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
+    *low = lone ? (c->root < g->rank ? c->root : g->rank) : -1;
+    *high = lone ? (c->root < g->rank ? g->rank : c->root) : -1;
+}
+
 /* The communicator of a call, ready for use unless NCCL refused the devices; turn held. */
 static dtr_status communicator(dtr_group *g, const dtr__call *c, dtr__nccl_comm **comm) {
-    bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
-    int low = lone ? (c->root < g->rank ? c->root : g->rank) : -1;
-    int high = lone ? (c->root < g->rank ? g->rank : c->root) : -1;
+    int low, high;
+    dtr__nccl_ranks_of(g, c, &low, &high);
     DTR_TRY(dtr__nccl_comm_of(g->nccl, c->device.index, low, high, comm));
     if ((*comm)->ready) {
         return DTR_OK;
@@ -200,14 +208,13 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
     if (!comm->ready) {
         return DTR_OK;
     }
-    DTR_TRY(make_work(g, comm, c, r, &w));
+    DTR_TRY(dtr__nccl_capture_over(g, c, comm));
+    DTR_TRY(dtr__nccl_make_work(g, comm, c, r, &w));
     if (!dtr__work_admit(g, w, site, false)) {
-        w->finish = NULL;
-        atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
-        dtr__work_unref(w);
+        dtr__nccl_drop_work(w);
         return dtr__group_broken(g);
     }
-    dtr_status s = launch(comm, w);
+    dtr_status s = dtr__nccl_launch(comm, w);
     if (s < 0) { /* the others have launched it, or are about to */
         dtr__group_break(g, s);
         s = dtr__group_broken(g);
@@ -220,7 +227,7 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
 
 static dtr_status nccl_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work) {
-    DTR_TRY(take_turn(g));
+    DTR_TRY(dtr__nccl_take_turn(g));
     dtr_status s = issue(g, c, r, site, work);
     pthread_mutex_unlock(&g->nccl->turn);
     if (s == DTR_OK && *work != NULL) {
@@ -265,6 +272,14 @@ static dtr_status refuse(const dtr_group *g, const dtr__call *c, const char *why
                     dtr__kind_reduces(c->kind) ? dtr__op_name(c->op) : "", g->name, why);
 }
 
+static dtr_status refuse_capture(const dtr_group *g, const dtr__call *c) {
+    dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
+    return DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                    "%s on group '%s': its stream captures a graph, and the operation would travel "
+                    "through host memory, which no graph can hold; call it outside the capture",
+                    dtr__kind_name(c->kind), g->name);
+}
+
 static dtr_status check_message(const dtr_group *g, const dtr__call *c) {
     dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
     bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
@@ -282,8 +297,15 @@ static dtr_status check_message(const dtr_group *g, const dtr__call *c) {
 dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work) {
     const char *why = "";
-    if (g->cuda_use != 's' && dtr__nccl_serves(g, c, &why)) {
+    bool captured = false, nccl = g->cuda_use != 's' && dtr__nccl_serves(g, c, &why);
+    DTR_TRY(dtr__nccl_capture_look(g, c, &captured));
+    if (nccl) {
         DTR_TRY(check_message(g, c));
+    }
+    if (captured) {
+        return nccl ? dtr__nccl_capture_issue(g, c, r, site, work) : refuse_capture(g, c);
+    }
+    if (nccl) {
         DTR_TRY(nccl_issue(g, c, r, site, work));
         if (*work != NULL) {
             return DTR_OK;

@@ -14,12 +14,17 @@ static void nap_ms(void) {
 
 /* ---- making and freeing ---- */
 
-static void comm_free(dtr__nccl_comm *c) {
-    for (dtr__nccl_event *e = c->idle, *next; e != NULL; e = next) {
+static void free_events(const dtr__nccl_comm *c, dtr__nccl_event *e) {
+    for (dtr__nccl_event *next; e != NULL; e = next) {
         next = e->next;
         (void)c->cuda->event_free(c->device, e->event);
         free(e);
     }
+}
+
+static void comm_free(dtr__nccl_comm *c) {
+    free_events(c, c->idle);
+    free_events(c, c->kept);
     for (int i = 0; i < c->n_rooms; i++) {
         (void)c->cuda->free(c->device, c->room[i]);
     }
@@ -55,14 +60,19 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     return DTR_OK;
 }
 
-dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
-                             dtr__nccl_comm **comm) {
+dtr__nccl_comm *dtr__nccl_comm_find(struct dtr__nccl *n, int device, int low, int high) {
     pthread_mutex_lock(&n->lock);
     dtr__nccl_comm *c = n->comms;
     while (c != NULL && (c->device != device || c->low != low || c->high != high)) {
         c = c->next;
     }
     pthread_mutex_unlock(&n->lock);
+    return c;
+}
+
+dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
+                             dtr__nccl_comm **comm) {
+    dtr__nccl_comm *c = dtr__nccl_comm_find(n, device, low, high);
     if (c == NULL) {
         c = calloc(1, sizeof *c);
         DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM,
@@ -107,11 +117,19 @@ dtr_status dtr__nccl_event_take(dtr__nccl_comm *c, dtr__nccl_event **event) {
     return DTR_OK;
 }
 
-void dtr__nccl_event_give(dtr__nccl_comm *c, dtr__nccl_event *e) {
+static void put_into(dtr__nccl_comm *c, dtr__nccl_event **list, dtr__nccl_event *e) {
     pthread_mutex_lock(&c->pool_lock);
-    e->next = c->idle;
-    c->idle = e;
+    e->next = *list;
+    *list = e;
     pthread_mutex_unlock(&c->pool_lock);
+}
+
+void dtr__nccl_event_give(dtr__nccl_comm *c, dtr__nccl_event *e) {
+    put_into(c, &c->idle, e);
+}
+
+void dtr__nccl_event_keep(dtr__nccl_comm *c, dtr__nccl_event *e) {
+    put_into(c, &c->kept, e);
 }
 
 /* ---- giving up ---- */

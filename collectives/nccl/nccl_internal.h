@@ -36,9 +36,11 @@ typedef struct dtr__nccl_comm {
     void *room[32]; /* for copies of inputs, each twice the size of the one before; turn */
     size_t room_size;
     int n_rooms;
-    uint64_t launched; /* works; turn */
-    uint64_t seen;     /* of them that have ended; progress lock */
-    int64_t asked_ns;  /* last look at the communicator's state; progress lock */
+    uint64_t launched;     /* works; turn */
+    uint64_t seen;         /* of them that have ended; progress lock */
+    int64_t asked_ns;      /* last look at the communicator's state; progress lock */
+    bool captured;         /* its stream may be part of a capture; turn */
+    dtr__nccl_event *kept; /* of captured works: not to be used again; pool_lock */
 } dtr__nccl_comm;
 
 struct dtr__nccl {
@@ -63,9 +65,34 @@ typedef struct dtr__nccl_op {
     uint64_t number;      /* among the works of the communicator */
     _Atomic int launched; /* `end` has been recorded */
     bool host_only;       /* a last step of the host follows: streams cannot wait for it */
+    bool captured;        /* kept in a graph: its events are never looked at, nor used again */
 } dtr__nccl_op;
 
+/* ---- nccl_backend.c ---- */
+/* The right to issue; fails once the group is broken. */
+dtr_status dtr__nccl_take_turn(dtr_group *g);
+/* A described work without a number. turn held for these two. */
+dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *call,
+                               const dtr__request *r, dtr_work **work);
+/* Behind what the caller's stream holds now, with the end event behind it. */
+dtr_status dtr__nccl_launch(dtr__nccl_comm *c, dtr_work *w);
+/* Give a work back that got no number. */
+void dtr__nccl_drop_work(dtr_work *w);
+/* Ranks of the communicator that serves a call; -1: all. */
+void dtr__nccl_ranks_of(const dtr_group *g, const dtr__call *c, int *low, int *high);
+
+/* ---- nccl_capture.c ---- */
+/* Whether the call's stream captures a graph. Asked before anything else is done (AB4). */
+dtr_status dtr__nccl_capture_look(const dtr_group *g, const dtr__call *c, bool *captured);
+dtr_status dtr__nccl_capture_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
+                                   const char *site, dtr_work **work);
+/* Whether the communicator's stream still belongs to a capture, of another stream than the call's.
+ * turn held. */
+dtr_status dtr__nccl_capture_over(const dtr_group *g, const dtr__call *c, dtr__nccl_comm *comm);
+
 /* ---- nccl_comm.c ---- */
+/* The communicator for these ranks and this device, NULL: nobody has asked for it yet. */
+dtr__nccl_comm *dtr__nccl_comm_find(struct dtr__nccl *n, int device, int low, int high);
 /* The communicator for these ranks and this device, made without NCCL's help when first asked for.
  * turn held. */
 dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
@@ -74,6 +101,7 @@ void dtr__nccl_comm_unref(dtr__nccl_comm *comm);
 /* An event that nothing has recorded since it was last given back. */
 dtr_status dtr__nccl_event_take(dtr__nccl_comm *comm, dtr__nccl_event **event);
 void dtr__nccl_event_give(dtr__nccl_comm *comm, dtr__nccl_event *event);
+void dtr__nccl_event_keep(dtr__nccl_comm *comm, dtr__nccl_event *event); /* until comm's end */
 /* Give NCCL's part up from any thread: it may not be used any more, and a short-lived thread ends
  * it. wait: at most `limit_s` seconds for that; false: the thread is left behind. */
 void dtr__nccl_abort(dtr__nccl_comm *comm);

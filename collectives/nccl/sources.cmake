@@ -1,5 +1,6 @@
 list(APPEND DTR_COLL_SOURCES
   nccl/nccl_backend.c
+  nccl/nccl_capture.c
   nccl/nccl_choice.c
   nccl/nccl_comm.c
   nccl/nccl_connect.c

@@ -15,10 +15,38 @@
         return scope_end(&scope_, code_);           \
     } while (0)
 
+/* A thread of the library that looks at an event, or frees memory, must not ruin the capture of a
+ * graph by whoever: CUDA forbids such calls to threads that have not said that they know (AB5). */
+static enum cudaStreamCaptureMode exchange(enum cudaStreamCaptureMode mode) {
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
 #define ANYWHERE(call)                     \
     do {                                   \
         scope scope_ = scope_begin();      \
         return scope_end(&scope_, (call)); \
+    } while (0)
+
+#define ON_DEVICE_RELAXED(device, call)                                            \
+    do {                                                                           \
+        scope scope_;                                                              \
+        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
+        cudaError_t code_ = enter(&scope_, device);                                \
+        if (code_ == cudaSuccess) {                                                \
+            code_ = (call);                                                        \
+        }                                                                          \
+        (void)exchange(mode_);                                                     \
+        return scope_end(&scope_, code_);                                          \
+    } while (0)
+
+#define ANYWHERE_RELAXED(call)                                                     \
+    do {                                                                           \
+        scope scope_ = scope_begin();                                              \
+        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
+        cudaError_t code_ = (call);                                                \
+        (void)exchange(mode_);                                                     \
+        return scope_end(&scope_, code_);                                          \
     } while (0)
 
 /* ---- facts ---- */
@@ -62,19 +90,19 @@ static int facts(int device, dtr__device_facts *f) {
 /* ---- memory ---- */
 
 static int device_alloc(int device, size_t nbytes, void **ptr) {
-    ON_DEVICE(device, cudaMalloc(ptr, nbytes > 0 ? nbytes : 1));
+    ON_DEVICE_RELAXED(device, cudaMalloc(ptr, nbytes > 0 ? nbytes : 1));
 }
 
 static int device_free(int device, void *ptr) {
-    ON_DEVICE(device, cudaFree(ptr));
+    ON_DEVICE_RELAXED(device, cudaFree(ptr));
 }
 
 static int pinned_alloc(size_t nbytes, void **ptr) {
-    ANYWHERE(cudaHostAlloc(ptr, nbytes > 0 ? nbytes : 1, cudaHostAllocPortable));
+    ANYWHERE_RELAXED(cudaHostAlloc(ptr, nbytes > 0 ? nbytes : 1, cudaHostAllocPortable));
 }
 
 static int pinned_free(void *ptr) {
-    ANYWHERE(cudaFreeHost(ptr));
+    ANYWHERE_RELAXED(cudaFreeHost(ptr));
 }
 
 static int owner(const void *ptr, int *device) {
@@ -134,15 +162,30 @@ static int stream_free(int device, void *stream) {
 }
 
 static int stream_query(int device, void *stream) {
-    ON_DEVICE(device, cudaStreamQuery(stream));
+    ON_DEVICE_RELAXED(device, cudaStreamQuery(stream));
 }
 
 static int stream_synchronize(int device, void *stream) {
-    ON_DEVICE(device, cudaStreamSynchronize(stream));
+    ON_DEVICE_RELAXED(device, cudaStreamSynchronize(stream));
 }
 
 static int stream_wait(int device, void *stream, void *event) {
     ON_DEVICE(device, cudaStreamWaitEvent(stream, event, 0));
+}
+
+static cudaError_t capturing(void *stream, dtr__capture *capture) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t e = cudaStreamIsCapturing(stream, &status);
+    if (e == cudaSuccess) {
+        *capture = status == cudaStreamCaptureStatusNone     ? DTR__NO_CAPTURE
+                   : status == cudaStreamCaptureStatusActive ? DTR__CAPTURING
+                                                             : DTR__CAPTURE_RUINED;
+    }
+    return e;
+}
+
+static int stream_capturing(int device, void *stream, dtr__capture *capture) {
+    ON_DEVICE(device, capturing(stream, capture));
 }
 
 static int event_new(int device, bool timed, void **event) {
@@ -159,7 +202,7 @@ static int event_record(int device, void *event, void *stream) {
 }
 
 static int event_query(int device, void *event) {
-    ON_DEVICE(device, cudaEventQuery(event));
+    ON_DEVICE_RELAXED(device, cudaEventQuery(event));
 }
 
 static int event_elapsed(void *from, void *to, float *ms) {
@@ -189,6 +232,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .stream_query = stream_query,
     .stream_synchronize = stream_synchronize,
     .stream_wait = stream_wait,
+    .stream_capturing = stream_capturing,
     .event_new = event_new,
     .event_free = event_free,
     .event_record = event_record,

@@ -74,6 +74,10 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
 
 static const char *const states[] = { "?", "issued", "enqueued", "started", "finished", "failed" };
 
+static const char *state_of(const dtr__record *rec) {
+    return dtr__record_captured(rec) ? "captured" : states[rec->state];
+}
+
 void doctor_print_last(const doctor_job *job, size_t n, FILE *to) {
     fprintf(to, "\n%5s  %10s  %-9s %14s %12s  %s\n", "rank", "number", "state", "issued, s ago",
             "took, ms", "operation");
@@ -89,7 +93,7 @@ void doctor_print_last(const doctor_job *job, size_t n, FILE *to) {
             double took = (double)(rec->t_finished - rec->t_issued) * 1e-6;
             print_operation(r, rec, text, sizeof text);
             fprintf(to, "%5d  %10" PRIu64 "  %-9s %14.6f %12.3f  %s\n", i, rec->number,
-                    states[rec->state], ago, rec->t_finished != 0 ? took : 0.0, text);
+                    state_of(rec), ago, rec->t_finished != 0 ? took : 0.0, text);
         }
     }
 }
@@ -104,7 +108,7 @@ static void print_member(const char *name, const char *text, FILE *to) {
 static void json_record(const dtr__recording *r, const dtr__record *rec, FILE *to) {
     char title[256];
     fprintf(to, "{\"number\":%" PRIu64 ",\"seq\":%" PRIu64 ",\"state\":\"%s\",\"status\":%d",
-            rec->number, dtr__record_seq(rec), states[rec->state], (int)rec->status);
+            rec->number, dtr__record_seq(rec), state_of(rec), (int)rec->status);
     fprintf(to, ",\"issued_ns\":%" PRId64 ",\"started_ns\":%" PRId64 ",\"finished_ns\":%" PRId64,
             doctor_time(r, rec->t_issued), doctor_time(r, rec->t_started),
             doctor_time(r, rec->t_finished));

@@ -197,6 +197,88 @@ START_TEST(DB10_a_destroyed_stream_finishes_its_work) {
 }
 END_TEST
 
+/* nccl:DB9. */
+START_TEST(DB10_a_capture_is_replayed) {
+    unsigned char *h = pinned(N);
+    void *d = on_device(N);
+    cudaStream_t a = stream_new(), b = stream_new();
+    cudaEvent_t fork = event_new(cudaEventDisableTiming), join = event_new(cudaEventDisableTiming);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    ck_assert_int_eq(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal), cudaSuccess);
+    ck_assert_int_eq(cudaEventRecord(fork, a), cudaSuccess);
+    ck_assert_int_eq(cudaStreamWaitEvent(b, fork, 0), cudaSuccess);
+    ck_assert_int_eq(cudaStreamIsCapturing(b, &status), cudaSuccess);
+    ck_assert_int_eq(status, cudaStreamCaptureStatusActive);
+    ck_assert_int_eq(cudaMemcpyAsync(d, h, N, cudaMemcpyHostToDevice, b), cudaSuccess);
+    ck_assert_int_eq(cudaMemcpyAsync(h + N / 2, d, N / 2, cudaMemcpyDeviceToHost, b), cudaSuccess);
+    ck_assert_int_eq(cudaEventRecord(join, b), cudaSuccess);
+    ck_assert_int_eq(cudaStreamWaitEvent(a, join, 0), cudaSuccess);
+    ck_assert_int_eq(cudaStreamEndCapture(a, &graph), cudaSuccess);
+    ck_assert_int_eq(cudaStreamIsCapturing(b, &status), cudaSuccess);
+    ck_assert_int_eq(status, cudaStreamCaptureStatusNone);
+    ck_assert_int_eq(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    ck_assert_int_eq(cudaGraphDestroy(graph), cudaSuccess);
+    for (int i = 1; i < 3; i++) {
+        memset(h, i, N / 2);
+        ck_assert_int_eq(cudaGraphLaunch(exec, a), cudaSuccess);
+        ck_assert_int_eq(cudaStreamSynchronize(a), cudaSuccess);
+        ck_assert_uint_eq(h[N - 1], (unsigned)i);
+    }
+    ck_assert_int_eq(cudaGraphExecDestroy(exec), cudaSuccess);
+    ck_assert_int_eq(cudaEventDestroy(fork), cudaSuccess);
+    drop(d, h, a, b, join);
+}
+END_TEST
+
+/* nccl:DB9. A thread is asked whether it knows of captures by its mode. */
+START_TEST(DB10_what_ruins_a_capture) {
+    cudaStream_t a = stream_new(), b = stream_new();
+    cudaEvent_t e = event_new(cudaEventDisableTiming), other = event_new(cudaEventDisableTiming);
+    cudaGraph_t graph = NULL;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    ck_assert_int_eq(cudaEventRecord(other, b), cudaSuccess);
+    ck_assert_int_eq(cudaEventSynchronize(other), cudaSuccess);
+    ck_assert_int_eq(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal), cudaSuccess);
+    ck_assert_int_eq(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    ck_assert_int_eq(mode, cudaStreamCaptureModeGlobal);
+    ck_assert_int_eq(cudaEventQuery(other), cudaSuccess);
+    ck_assert_int_eq(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    ck_assert_int_eq(cudaStreamIsCapturing(a, &status), cudaSuccess);
+    ck_assert_int_eq(status, cudaStreamCaptureStatusActive);
+    ck_assert_int_ne(cudaEventQuery(other), cudaSuccess);
+    ck_assert_int_eq(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
+    ck_assert_ptr_null(graph);
+    ck_assert_int_eq(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    ck_assert_int_eq(cudaEventRecord(e, a), cudaSuccess);
+    ck_assert_int_eq(cudaStreamWaitEvent(b, e, 0), cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(a), cudaErrorStreamCaptureUnsupported);
+    ck_assert_int_ne(cudaStreamEndCapture(a, &graph), cudaSuccess);
+    (void)cudaGetLastError();
+    ck_assert_int_eq(cudaEventDestroy(other), cudaSuccess);
+    drop(NULL, NULL, a, b, e);
+}
+END_TEST
+
+/* nccl:DB9. What another stream did for the graph must be waited for before the capture ends. */
+START_TEST(DB10_an_unjoined_stream_ends_a_capture) {
+    void *d = on_device(N);
+    cudaStream_t a = stream_new(), b = stream_new();
+    cudaEvent_t e = event_new(cudaEventDisableTiming);
+    cudaGraph_t graph = NULL;
+    ck_assert_int_eq(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal), cudaSuccess);
+    ck_assert_int_eq(cudaEventRecord(e, a), cudaSuccess);
+    ck_assert_int_eq(cudaStreamWaitEvent(b, e, 0), cudaSuccess);
+    ck_assert_int_eq(cudaMemsetAsync(d, 1, N, b), cudaSuccess);
+    ck_assert_int_eq(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureUnjoined);
+    ck_assert_ptr_null(graph);
+    ck_assert_int_eq(cudaGetLastError(), cudaErrorStreamCaptureUnjoined);
+    drop(d, NULL, a, b, e);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("conformance");
     tcase_set_timeout(tc, 0);
@@ -211,6 +293,9 @@ static void make(Suite *s) {
     tcase_add_test(tc, DB10_events_never_recorded_are_complete);
     tcase_add_test(tc, DB10_elapsed_time);
     tcase_add_test(tc, DB10_a_destroyed_stream_finishes_its_work);
+    tcase_add_test(tc, DB10_a_capture_is_replayed);
+    tcase_add_test(tc, DB10_what_ruins_a_capture);
+    tcase_add_test(tc, DB10_an_unjoined_stream_ends_a_capture);
     suite_add_tcase(s, tc);
 }
 

@@ -151,13 +151,13 @@ START_TEST(DB3_a_wait_takes_the_record_of_its_call) {
     ck_assert_int_eq(cudaStreamWaitEvent(b, e, 0), cudaSuccess); /* of the first record */
     ck_assert_int_eq(dtr_fake_cuda_hold(e, 1), 0);
     ck_assert_int_eq(cudaEventRecord(e, a), cudaSuccess);
-    ck_assert_int_eq(dtr_fake_cuda_enqueue(b, "note", note, &n), 0);
+    ck_assert_int_eq(dtr_fake_cuda_enqueue(b, "note", note, &n, 0), 0);
     ck_assert_int_eq(cudaStreamSynchronize(b), cudaSuccess);
     ck_assert_int_eq(seen(&n), 1);
     ck_assert_int_eq(cudaEventQuery(e), cudaErrorNotReady);
     ck_assert_int_eq(cudaStreamQuery(a), cudaErrorNotReady);
     ck_assert_int_eq(cudaStreamWaitEvent(b, e, 0), cudaSuccess); /* of the second */
-    ck_assert_int_eq(dtr_fake_cuda_enqueue(b, "note", note, &n), 0);
+    ck_assert_int_eq(dtr_fake_cuda_enqueue(b, "note", note, &n, 0), 0);
     ck_assert_int_eq(seen(&n), 1);
     ck_assert_int_eq(dtr_fake_cuda_hold(e, 0), 0);
     ck_assert_int_eq(cudaStreamSynchronize(b), cudaSuccess);

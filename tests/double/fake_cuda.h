@@ -24,7 +24,10 @@ DTR_FAKE_API void *dtr_fake_cuda_host(const void *dev, size_t nbytes);
 /* Append a task to a stream: run(arg) on the stream's worker, in order. `name` (a literal) shows in
  * trace and log. 0 or a cudaError. The NULL stream ends the process in strict mode. */
 DTR_FAKE_API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg),
-                                       void *arg);
+                                       void *arg, size_t nbytes);
+/* Whether a task would be kept for a graph, which runs copies of its malloc'ed argument of
+ * `nbytes`. */
+DTR_FAKE_API int dtr_fake_cuda_capturing(void *stream);
 /* GPU identity of the current device, as cudaGetDeviceProperties gives it. */
 DTR_FAKE_API void dtr_fake_cuda_uuid(unsigned char uuid[16]);
 /* One line into the call log; does nothing while no log is kept. */
@@ -49,6 +52,8 @@ DTR_FAKE_API int dtr_fake_cuda_hold(void *event, int hold);
 /* Live device blocks, pinned host blocks, streams, events. */
 DTR_FAKE_API size_t
 dtr_fake_cuda_live(const char *what /* "device", "pinned", "stream", "event" */);
+/* Calls so far that have ruined a capture, as a GPU would have done it. */
+DTR_FAKE_API int dtr_fake_cuda_disturbed(void);
 /* Asynchronous copies with pageable memory so far: each makes the host wait. */
 DTR_FAKE_API size_t dtr_fake_cuda_hidden_syncs(void);
 

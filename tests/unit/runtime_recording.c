@@ -96,6 +96,34 @@ static void record_spans(dtr_world *w, int n) {
     }
 }
 
+/* reliability:P11, nccl:AB8: what a graph holds has no end, and is not what a rank is inside. */
+START_TEST(P11_captured_operations_are_not_open) {
+    char title[256], why[160];
+    dtr_world world, *w = &world;
+    open_world(w, "none", "64");
+    record_some(w);
+    dtr__record r = { .group = 2,
+                      .seq = 9,
+                      .kind = 2,
+                      .flags = DTR__RECORDING_CAPTURED,
+                      .root_or_peer = -1,
+                      .tag = -1,
+                      .dtype_op = DTR_F32 };
+    dtr__rec_mark(w, dtr__rec_begin(w, &r), DTR__REC_ENQUEUED, DTR_OK);
+    const dtr__rec_memory *m = dtr__recorder_memory(w);
+    dtr__recording *read = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    ck_assert_ptr_nonnull(read);
+    const dtr__record *last = &read->records[read->n_records - 1];
+    dtr__recording_title(read, last, title, sizeof title);
+    ck_assert_msg(strstr(title, "(captured)") != NULL, "%s", title);
+    ck_assert_uint_eq(dtr__recording_open(read)->seq, 10);
+    ck_assert_uint_eq(dtr__recording_last(read, true)->seq, 9);
+    ck_assert_ptr_ne(dtr__recording_last(read, true), last);
+    dtr__recording_free(read);
+    close_world(w);
+}
+END_TEST
+
 START_TEST(spans_have_a_ring_of_their_own) {
     enum { ROOM = 64 };
     dtr_world w;
@@ -535,6 +563,7 @@ END_TEST
 
 static void make(Suite *s) {
     TCase *tc = tcase_create("recording");
+    tcase_add_test(tc, P11_captured_operations_are_not_open);
     tcase_add_test(tc, survives_sigkill);
     tcase_add_test(tc, named_folder_keeps_its_file_and_the_default_one_goes);
     tcase_add_test(tc, failure_keeps_the_default_folder);

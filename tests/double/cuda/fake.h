@@ -70,10 +70,28 @@ fake_stream *fake_stream_of(cudaStream_t handle);
 int fake_stream_device(const fake_stream *s);
 /* In strict mode, work in the default stream ends the process. */
 void fake_stream_strict(const fake_stream *s, const char *work);
-cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg);
+bool fake_stream_is_default(const fake_stream *s);
+/* A stream that captures keeps the task for the graph, which runs copies of its `nbytes` long
+ * argument; 0: it has none that could be copied. */
+cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg,
+                      size_t nbytes);
 void fake_drain(fake_stream *s); /* until what was pushed before has run */
 void fake_drain_device(int device);
 void fake_cost(int64_t begin_ns, size_t nbytes); /* sleeps for the rest of what the model says */
+
+/* ---- capture (fake_capture.c) ---- */
+
+/* What a call that may ruin captures of other streams returns; the capture is invalid then. */
+cudaError_t fake_capture_enter(const char *function);
+/* The same for a look at a stream or event. */
+cudaError_t fake_capture_stream_use(const char *function, const fake_stream *s);
+cudaError_t fake_capture_event_use(const char *function, const void *event);
+/* False: the stream runs what it is given. */
+bool fake_capture_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg,
+                       size_t nbytes);
+bool fake_capture_record(const fake_stream *s, const void *event);
+/* True: nothing is left to do but to return *e. */
+bool fake_capture_wait(fake_stream *s, const void *event, bool recorded, cudaError_t *e);
 
 /* ---- kernels (fake_kernels.c) ---- */
 

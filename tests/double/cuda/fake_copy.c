@@ -70,7 +70,7 @@ static cudaError_t copy_in(fake_stream *s, void *to, const void *from, size_t nb
     }
     *c = (copy){ dst.at, src.at, nbytes };
     bool pageable = dst.class == FAKE_PAGEABLE || src.class == FAKE_PAGEABLE;
-    fake_push(s, "copy", run_copy, c);
+    fake_push(s, "copy", run_copy, c, sizeof *c);
     if (pageable && !wait) {
         __atomic_add_fetch(&hidden_syncs, 1, __ATOMIC_RELAXED);
         dtr_fake_cuda_log("hidden-sync", "nbytes=%zu", nbytes);
@@ -126,7 +126,7 @@ static cudaError_t fill_in(fake_stream *s, void *at, int byte, size_t nbytes) {
         return cudaErrorInvalidValue;
     }
     *f = (fill){ dst.at, byte, nbytes };
-    return fake_push(s, "fill", run_fill, f);
+    return fake_push(s, "fill", run_fill, f, sizeof *f);
 }
 
 API cudaError_t cudaMemsetAsync(void *at, int byte, size_t nbytes, cudaStream_t stream) {

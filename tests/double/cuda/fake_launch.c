@@ -151,5 +151,5 @@ API cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void *
     l->kernel = k;
     l->n_threads = grid.x * grid.y * grid.z * block.x * block.y * block.z;
     memcpy(l->argument, args[0], k->nbytes);
-    return fake_push(s, k->name, run_kernel, l);
+    return fake_push(s, k->name, run_kernel, l, sizeof *l + k->nbytes);
 }

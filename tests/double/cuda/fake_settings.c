@@ -244,7 +244,7 @@ cudaError_t fake_enter(const char *function, const char *format, ...) {
     } else if (e == cudaSuccess && settings.n_devices == 0) {
         e = cudaErrorNoDevice;
     }
-    return e;
+    return e != cudaSuccess ? e : fake_capture_enter(function);
 }
 
 cudaError_t fake_result(cudaError_t e) {

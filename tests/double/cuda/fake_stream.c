@@ -135,7 +135,15 @@ void fake_stream_strict(const fake_stream *s, const char *work_name) {
     }
 }
 
-cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg) {
+bool fake_stream_is_default(const fake_stream *s) {
+    return s->is_default;
+}
+
+cudaError_t fake_push(fake_stream *s, const char *name, void (*run)(void *arg), void *arg,
+                      size_t nbytes) {
+    if (fake_capture_push(s, name, run, arg, nbytes)) {
+        return cudaSuccess;
+    }
     task *t = malloc(sizeof *t);
     if (t == NULL) {
         fake_die("no memory for a task");
@@ -173,14 +181,15 @@ void fake_drain_device(int device) {
     }
 }
 
-API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg), void *arg) {
+API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg), void *arg,
+                              size_t nbytes) {
     fake_stream *s = fake_stream_of((cudaStream_t)stream);
     if (s == NULL) {
         return fake_result(cudaErrorInvalidResourceHandle);
     }
     fake_stream_strict(s, name);
     dtr_fake_cuda_log(name, "stream=%p", stream);
-    return fake_push(s, name, run, arg);
+    return fake_push(s, name, run, arg, nbytes);
 }
 
 void fake_cost(int64_t begin_ns, size_t nbytes) {
@@ -262,6 +271,7 @@ API cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
 API cudaError_t cudaStreamQuery(cudaStream_t stream) {
     fake_stream *s = NULL;
     cudaError_t e = find_stream("cudaStreamQuery", stream, &s);
+    e = e == cudaSuccess ? fake_capture_stream_use("cudaStreamQuery", s) : e;
     if (e == cudaSuccess) {
         fake_lock(&s->lock);
         e = s->ended == s->pushed ? cudaSuccess : cudaErrorNotReady;
@@ -276,10 +286,11 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     fake_stream *s = NULL;
     cudaError_t e = find_stream("cudaStreamSynchronize", stream, &s);
+    e = e == cudaSuccess ? fake_capture_stream_use("cudaStreamSynchronize", s) : e;
     if (e == cudaSuccess) {
         fake_drain(s);
     }
-    return e;
+    return fake_result(e);
 }
 
 typedef struct host_call {
@@ -305,7 +316,7 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *a
         return fake_result(cudaErrorMemoryAllocation);
     }
     *c = (host_call){ fn, arg };
-    return fake_push(s, "host", run_host, c);
+    return fake_push(s, "host", run_host, c, sizeof *c);
 }
 
 /* ---- events ---- */
@@ -421,10 +432,13 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (s == NULL || s->device != v->device) {
         return fake_result(e != cudaSuccess ? e : cudaErrorInvalidResourceHandle);
     }
+    if (fake_capture_record(s, v)) {
+        return cudaSuccess;
+    }
     fake_lock(&v->lock);
     mark *m = mark_new(v, ++v->recorded);
     fake_unlock(&v->lock);
-    return fake_push(s, "record", run_record, m);
+    return fake_push(s, "record", run_record, m, sizeof *m);
 }
 
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -438,12 +452,17 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsi
     fake_lock(&v->lock);
     uint64_t number = v->recorded;
     fake_unlock(&v->lock);
-    return number == 0 ? cudaSuccess : fake_push(s, "wait", run_wait, mark_new(v, number));
+    if (fake_capture_wait(s, v, number > 0, &e)) {
+        return fake_result(e);
+    }
+    return number == 0 ? cudaSuccess
+                       : fake_push(s, "wait", run_wait, mark_new(v, number), sizeof(mark));
 }
 
 API cudaError_t cudaEventQuery(cudaEvent_t event) {
     fake_event *v = NULL;
     cudaError_t e = find_event("cudaEventQuery", event, &v);
+    e = e == cudaSuccess ? fake_capture_event_use("cudaEventQuery", v) : e;
     if (e == cudaSuccess) {
         fake_lock(&v->lock);
         e = v->complete >= v->recorded ? cudaSuccess : cudaErrorNotReady;
@@ -458,6 +477,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     fake_event *v = NULL;
     cudaError_t e = find_event("cudaEventSynchronize", event, &v);
+    e = e == cudaSuccess ? fake_capture_event_use("cudaEventSynchronize", v) : e;
     if (e == cudaSuccess) {
         fake_lock(&v->lock);
         for (uint64_t number = v->recorded; v->complete < number;) {
@@ -466,7 +486,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         fake_unlock(&v->lock);
         fake_after(v);
     }
-    return e;
+    return fake_result(e);
 }
 
 /* Nanoseconds of the newest record; cudaErrorInvalidResourceHandle without timing or record. */

@@ -12,6 +12,7 @@
 typedef struct launch {
     struct ncclComm *comm;
     uint64_t ticket;
+    bool replayed; /* part of a graph: takes its ticket when it begins */
     size_t n;
     dn_call calls[];
 } launch;
@@ -282,11 +283,16 @@ static void run(void *arg) {
     launch *l = arg;
     struct ncclComm *c = l->comm;
     bool good = true;
+    if (l->replayed) {
+        atomic_fetch_add(&c->unfinished, 1);
+        l->ticket = atomic_fetch_add(&c->tickets, 1);
+    }
     for (unsigned turn = 0; atomic_load(&c->turn) != l->ticket && good; turn++) {
         good = !dn_pause(c, turn);
     }
     int state = atomic_load(&c->state);
-    good = good && (state == ncclSuccess || state == ncclInProgress);
+    good =
+        good && atomic_load(&c->aborted) == 0 && (state == ncclSuccess || state == ncclInProgress);
     if (!good || !run_all(l)) {
         hang(c); /* a kernel that lost its peers runs until the communicator is aborted */
     }
@@ -304,12 +310,16 @@ ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n) {
     l->comm = c;
     l->n = n;
     memcpy(l->calls, calls, n * sizeof *calls);
-    l->ticket = atomic_fetch_add(&c->tickets, 1);
-    atomic_fetch_add(&c->unfinished, 1);
-    int e = dtr_fake_cuda_enqueue(calls[0].stream, calls[0].name, run, l);
+    l->replayed = dtr_fake_cuda_capturing(calls[0].stream) != 0;
+    if (!l->replayed) {
+        l->ticket = atomic_fetch_add(&c->tickets, 1);
+        atomic_fetch_add(&c->unfinished, 1);
+    }
+    int e = dtr_fake_cuda_enqueue(calls[0].stream, calls[0].name, run, l,
+                                  sizeof *l + n * sizeof *calls);
     if (e != 0) {
         dn_set_error(c, "%s: the stream refuses the task: cuda error %d", calls[0].name, e);
-        atomic_fetch_sub(&c->unfinished, 1);
+        atomic_fetch_sub(&c->unfinished, l->replayed ? 0 : 1);
         free(l);
         return ncclUnhandledCudaError;
     }
