@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# checkpoint.sh DIR COMMAND...: 30 steps at once, and 12 + 18 steps through a checkpoint, must end in the same parameters.
+# checkpoint.sh DIR COMMAND... (T56): 30 steps at once, and 12 + 18 steps through a checkpoint, must end in the same parameters.
 # The learning rate depends on the planned number of steps, so both runs plan 30; the first part is stopped by a save.
 set -eu
 file=$1/train_gpt_test.safetensors

@@ -105,7 +105,7 @@ START_TEST(FI9_FI10_a_rank_calls_something_else) {
 }
 END_TEST
 
-/* ---- FI11: the victim leaves one out and goes on ---- */
+/* ---- FI11, FT4: the victim leaves one out and goes on ---- */
 
 static void skip_one(spot *s) {
     call c = table_call(s);
@@ -209,7 +209,7 @@ START_TEST(FI15_a_call_is_refused_once) {
 }
 END_TEST
 
-/* ---- FI17: the victim's second thread aborts what the others wait for ---- */
+/* ---- FI17, FT5: the victim's second thread aborts what the others wait for ---- */
 
 static const char reason[] = "the loss is not a number";
 

@@ -126,6 +126,7 @@ static void healthy(void) {
     note("allreduce", allreduce("last", 0));
 }
 
+/* FI2, FT3: the victim is the last one every time. */
 static void slow(void) {
     dtr_coll_options o = { .struct_size = sizeof o, .label = "slow" };
     dtr_buffer buf = dtr_cpu(data, N, DTR_F32);
@@ -215,7 +216,7 @@ static void abort_killed(void) {
     killed();
 }
 
-/* FI5: the victim is killed while the others wait. */
+/* FI5, FT1: the victim is killed while the others wait. */
 static void killed(void) {
     go_ahead();
     if (rank == victim) {
@@ -267,7 +268,7 @@ static void crashed(void) {
     note("allreduce", allreduce("grad.3", 0));
 }
 
-/* FI7: the victim leaves without dtr_world_destroy; its exit code is its own. */
+/* FI7, T09: the victim leaves without dtr_world_destroy; its exit code is its own. */
 static void left(void) {
     go_ahead();
     if (rank == victim) {
@@ -375,7 +376,7 @@ static void wake_victim(void) {
     }
 }
 
-/* FI3: stopped until the others have given up. */
+/* FI3, FT2: stopped until the others have given up. */
 static void stopped(void) {
     char name[32];
     go_ahead();

@@ -1,5 +1,5 @@
-/* Exact test data: inputs whose reduction is the same in any order and with any partial rounding,
- * the expected values by brute force, and buffers with guard words and poison. */
+/* Exact test data (HR9, HR10): inputs whose reduction is the same in any order and with any partial
+ * rounding, the expected values by brute force, and buffers with guard words and poison. */
 #ifndef TH_DATA_H
 #define TH_DATA_H
 

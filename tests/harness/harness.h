@@ -1,8 +1,8 @@
 /* Test harness for Check under mpirun. Forking after MPI_Init is unsafe, so Check runs with
- * CK_FORK=no and this supplies what is lost: a verdict agreed across ranks, a watchdog per test,
- * one world and one group per test.
+ * CK_FORK=no (HR1) and this supplies what is lost: a verdict agreed across ranks, a watchdog per
+ * test, one world and one group per test.
  *
- * Rule: never assert on one rank between collectives. TH_CHECK notes a failure and goes on;
+ * Rule (HR2): never assert on one rank between collectives. TH_CHECK notes a failure and goes on;
  * TH_AGREE, which every rank must call alike, asserts on all ranks when any rank has noted one.
  * TH_ALL and TH_STATUS do both. */
 #ifndef TH_HARNESS_H
@@ -16,14 +16,14 @@
 #include <dtr/world.h>
 
 /* Run one suite on all ranks. Initialises MPI (thread multiple, or DTR_TEST_THREAD_LEVEL: single,
- * funneled, serialized, multiple), makes the world, returns the agreed exit status. `make` adds
- * tests through th_case and th_add. */
+ * funneled, serialized, multiple), makes the world, returns the agreed exit status (HR4). `make`
+ * adds tests through th_case and th_add. */
 int th_main(int argc, char **argv, const char *suite, void (*make)(Suite *s));
 
 /* Test case with the fixture (group, barrier, counters, watchdog of limit_s seconds). */
 TCase *th_case(Suite *s, const char *name, int limit_s);
 /* Add a test that needs min..max ranks (0: no bound); outside it is reported as skipped on rank 0,
- * never as passed. */
+ * never as passed (HR6). */
 void th_add_sized(TCase *tc, const char *name, const TTest *test, int min, int max);
 #define th_add(tc, test, min, max) th_add_sized((tc), #test, (test), (min), (max))
 

@@ -119,7 +119,8 @@ START_TEST(large) {
 }
 END_TEST
 
-/* X2: frozen, shared, ignored, integer and complex parameters; evaluation; LOCAL iterations. */
+/* X2, T48: frozen, shared, ignored, integer and complex parameters; evaluation; LOCAL iterations.
+ */
 START_TEST(kinds) {
     dtr_tensor *w = make(DTR_F32, 7, 1.5), *z = make(DTR_C64, 3, 2), *fz = make(DTR_F32, 4, 3),
                *fi = make(DTR_I64, 2, 4), *ig = make(DTR_F32, 1 + th_rank(), 5);

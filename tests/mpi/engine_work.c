@@ -346,7 +346,7 @@ START_TEST(limit_breaks_the_group) {
 }
 END_TEST
 
-/* A positive wait replaces the operation's limit, both ways; negative keeps it. */
+/* T02: a positive wait replaces the operation's limit, both ways; negative keeps it. */
 START_TEST(wait_replaces_the_limit) {
     int32_t y = 0;
     dtr_work *w;

@@ -314,7 +314,7 @@ START_TEST(DES8_names_start_again) {
 }
 END_TEST
 
-/* Works in flight are finished first. */
+/* T09: works in flight are finished first. */
 START_TEST(DES2_world_drains) {
     dtr_world *w = another_world();
     dtr_work *work[20];

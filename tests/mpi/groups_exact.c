@@ -86,9 +86,36 @@ START_TEST(NEW39_deterministic) {
 }
 END_TEST
 
+/* T124: sums of the usual groups have the same bits on all ranks and in every run. */
+START_TEST(T124_same_bits_every_time) {
+    const dtr_dtype types[] = { DTR_F32, DTR_BF16, DTR_F16 };
+    for (int i = 0; i < 3; i++) {
+        uint32_t x[COUNT], y[COUNT], first[COUNT];
+        const size_t nbytes = COUNT * dtr_dtype_size(types[i]);
+        th_rng rng = { 3000 + (uint64_t)(16 * i + th_rank()) };
+        th_random_floats(x, types[i], COUNT, &rng, -6, 6);
+        for (int again = 0; again < 20; again++) {
+            memset(y, 0, nbytes);
+            TH_IS(dtr_allreduce(th_group(), dtr_cpu(x, COUNT, types[i]),
+                                dtr_cpu(y, COUNT, types[i]), DTR_SUM, NULL, NULL),
+                  DTR_OK);
+            if (again == 0) {
+                memcpy(first, y, nbytes);
+                TH_IS(dtr_broadcast(th_group(), dtr_cpu(first, COUNT, types[i]), 0, NULL, NULL),
+                      DTR_OK);
+            }
+            TH_CHECK(memcmp(first, y, nbytes) == 0, "%s, run %d: not the bits of rank 0's first",
+                     dtr_dtype_name(types[i]), again);
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "groups_exact", 60);
     th_add(tc, NEW39_deterministic, 1, 0);
+    th_add(tc, T124_same_bits_every_time, 1, 0);
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-/* COL41, OBJ22: counts and strings above INT_MAX through the mpi backend, two ranks, about 9 GiB of
- * memory in all; skipped where that is not free. */
+/* COL41, OBJ22, T123: counts and strings above INT_MAX through the mpi backend, two ranks, about 9
+ * GiB of memory in all; skipped where that is not free. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

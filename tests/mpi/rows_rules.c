@@ -1,13 +1,23 @@
 /* Rules of calls and handles that no other test shows: what is refused with which words on every
  * backend, what is copied, what is sent when nothing need be. */
+#include <dirent.h>
+#include <fenv.h>
+#include <locale.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#endif
 
 #include "coll_internal.h"
 #include "harness.h"
+#include "rt_internal.h"
 
 static dtr_buffer f32s(float *x, size_t n) {
     return dtr_cpu(x, n, DTR_F32);
@@ -348,6 +358,113 @@ START_TEST(OBJ3_hashes_are_logged) {
 }
 END_TEST
 
+/* ---- what a world leaves behind ---- */
+
+enum { SIGNALS = 65 };
+
+typedef struct process {
+    struct sigaction action[SIGNALS];
+    int rounding, variables;
+    unsigned floats; /* flush to zero and its neighbours */
+    mode_t mask;
+    char locale[64];
+} process;
+
+static int count_threads(void) {
+    int n = 0;
+    DIR *d = opendir("/proc/self/task");
+    for (struct dirent *e = NULL; d != NULL && (e = readdir(d)) != NULL;) {
+        n += e->d_name[0] != '.';
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+    }
+    return n;
+}
+
+static process process_now(void) {
+    process p;
+    memset(&p, 0, sizeof p);
+    for (int i = 1; i < SIGNALS; i++) {
+        (void)sigaction(i, NULL, &p.action[i]);
+    }
+    p.rounding = fegetround();
+    while (environ[p.variables] != NULL) {
+        p.variables++;
+    }
+#ifdef __x86_64__
+    p.floats = _mm_getcsr() & ~0x3fU; /* but what has happened so far */
+#endif
+    p.mask = umask(0);
+    (void)umask(p.mask);
+    snprintf(p.locale, sizeof p.locale, "%s", setlocale(LC_ALL, NULL));
+    return p;
+}
+
+static void same_process(const process *a, const process *b, const char *when) {
+    for (int i = 1; i < SIGNALS; i++) {
+        TH_CHECK(a->action[i].sa_handler == b->action[i].sa_handler &&
+                     a->action[i].sa_flags == b->action[i].sa_flags,
+                 "%s: signal %d is handled in another way", when, i);
+    }
+    TH_CHECK(a->rounding == b->rounding && a->floats == b->floats, "%s: rounding", when);
+    TH_CHECK(a->mask == b->mask, "%s: umask", when);
+    TH_CHECK(a->variables == b->variables, "%s: %d variables, not %d", when, b->variables,
+             a->variables);
+    TH_CHECK(strcmp(a->locale, b->locale) == 0, "%s: locale %s", when, b->locale);
+}
+
+/* T01: what belongs to the process is as it was while a world lives and after it. */
+START_TEST(T01_no_side_effects) {
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    const process before = process_now();
+    const int threads = count_threads();
+    o.keep_mpi = true;
+    TH_OK(dtr_world_create(&o, &w));
+    th_good_allreduce(dtr_world_group(w));
+    const process during = process_now();
+    TH_OK(dtr_world_destroy(w));
+    const process after = process_now();
+    same_process(&before, &during, "while it lives");
+    same_process(&before, &after, "afterwards");
+    while (count_threads() > threads) { /* one that was joined may still be listed */
+        th_sleep(0.001);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* T04: groups come and go; what they had of the world's memory is given back. */
+START_TEST(T04_groups_come_and_go) {
+    enum { N = 10 * 10 };
+    size_t used = 0;
+    const int count = dtr_world_group_count(th_world());
+    for (int round = 0; round < 3; round++) {
+        dtr_group *g[2] = { NULL, NULL };
+        for (int i = 0; i < 2; i++) {
+            TH_OK(dtr_group_split(th_group(), 0, 0, NULL, &g[i]));
+        }
+        for (int k = 0; k < 3 * 2; k++) {
+            float x[N];
+            for (int i = 0; i < N; i++) {
+                x[i] = 1;
+            }
+            TH_IS(dtr_allreduce(g[k % 2], f32s(x, N), f32s(x, N), DTR_SUM, NULL, NULL), DTR_OK);
+            TH_CHECK(x[0] == (float)th_size() && x[N - 1] == (float)th_size(), "%g", (double)x[0]);
+        }
+        for (int i = 0; i < 2; i++) {
+            TH_OK(dtr_group_destroy(g[i]));
+        }
+        const size_t now = dtr__arena_used(th_world());
+        used = round == 0 ? now : used; /* what the first one needs may stay for the next */
+        TH_CHECK(now == used, "%zu bytes of node-shared memory, %zu after the first", now, used);
+    }
+    TH_CHECK(dtr_world_group_count(th_world()) == count, "a group is left");
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "rules", 110);
     th_add(tc, DBG14_T97_no_messages, 0, 64);
@@ -358,6 +475,8 @@ static void make(Suite *s) {
     th_add(tc, WRK2_WRK3_T17_handles, 0, 0);
     th_add(tc, ENU15_T06_labels_and_limits, 0, 0);
     th_add(tc, OBJ3_hashes_are_logged, 2, 64);
+    th_add(tc, T01_no_side_effects, 0, 0);
+    th_add(tc, T04_groups_come_and_go, 0, 0);
 }
 
 int main(int argc, char **argv) {
