@@ -235,13 +235,25 @@ const char *dtr_last_error_message(void) {
     return last()->message;
 }
 
+/* After these CUDA errors every later call of the process fails too: its context is lost. */
+static bool context_lost(const error_record *r) {
+    enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, CONTEXT_DESTROYED = 709, ASSERT = 710 };
+    enum { FIRST_KERNEL_FAULT = 714, LAST_KERNEL_FAULT = 719, ECC = 214, NVLINK = 220 };
+    int c = r->native_code;
+    return r->native == DTR_NATIVE_CUDA &&
+           (c == ILLEGAL_ADDRESS || c == LAUNCH_TIMEOUT || c == CONTEXT_DESTROYED || c == ASSERT ||
+            c == ECC || c == NVLINK || (c >= FIRST_KERNEL_FAULT && c <= LAST_KERNEL_FAULT));
+}
+
 dtr_status dtr_last_error(dtr_error *out) {
     if (out == NULL || out->struct_size == 0) {
         return DTR_ERR_ARG;
     }
     const error_record *r = last();
     dtr_error e = { .status = r->status,
-                    .blast = dtr_status_class(r->status),
+                    .blast = r->status == DTR_ERR_CUDA && context_lost(r)
+                                 ? DTR_CLASS_PROCESS
+                                 : dtr_status_class(r->status),
                     .message = r->message,
                     .file = r->file,
                     .line = r->line,

@@ -48,14 +48,21 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
 
 static const char *waits_for(dtr_group *g, void *state, dtr_work *w, char *text, size_t cap) {
     const dtr__nccl_op *op = (const dtr__nccl_op *)w->composite;
-    (void)g;
+    dtr__nccl_comm *c = op->comm;
+    const char *inside = atomic_load_explicit(&c->inside, memory_order_acquire);
     (void)state;
+    if (inside != NULL) {
+        int64_t ns = dtr__now_ns() - atomic_load_explicit(&c->inside_ns, memory_order_relaxed);
+        snprintf(text, cap, "a thread of rank %d is inside %s on cuda:%d since %.1f s", g->rank,
+                 inside, c->device, (double)ns * 1e-9);
+        return text;
+    }
     snprintf(text, cap,
              atomic_load_explicit(&op->launched, memory_order_acquire) != 0
                  ? "its event on cuda:%d has not come: a member has not launched it, or what its "
                    "stream held before has not ended"
-                 : "it has not been launched on cuda:%d: the thread is inside NCCL",
-             op->comm->device);
+                 : "it has not been launched on cuda:%d",
+             c->device);
     return text;
 }
 

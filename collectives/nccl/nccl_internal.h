@@ -36,11 +36,13 @@ typedef struct dtr__nccl_comm {
     void *room[32]; /* for copies of inputs, each twice the size of the one before; turn */
     size_t room_size;
     int n_rooms;
-    uint64_t launched;     /* works; turn */
-    uint64_t seen;         /* of them that have ended; progress lock */
-    int64_t asked_ns;      /* last look at the communicator's state; progress lock */
-    bool captured;         /* its stream may be part of a capture; turn */
-    dtr__nccl_event *kept; /* of captured works: not to be used again; pool_lock */
+    _Atomic(const char *) inside; /* the native call that a thread is in; NULL: none */
+    _Atomic int64_t inside_ns;    /* since when */
+    uint64_t launched;            /* works; turn */
+    uint64_t seen;                /* of them that have ended; progress lock */
+    int64_t asked_ns;             /* last look at the communicator's state; progress lock */
+    bool captured;                /* its stream may be part of a capture; turn */
+    dtr__nccl_event *kept;        /* of captured works: not to be used again; pool_lock */
 } dtr__nccl_comm;
 
 struct dtr__nccl {

@@ -40,10 +40,21 @@ static bool good(const series *s) {
     return s->cuda == 0 && (s->code == 0 || s->code == s->comm->ops->in_progress());
 }
 
+/* What a time-out says of a thread that does not come back; NULL: it has. */
+static void enter_call(const series *s, const char *function) {
+    if (function != NULL) {
+        atomic_store_explicit(&s->comm->inside_ns, dtr__stamp_ns(), memory_order_relaxed);
+    }
+    atomic_store_explicit(&s->comm->inside, function, memory_order_release);
+}
+
 static void put(series *s, dtr__nccl_move m) {
     const dtr__nccl_comm *c = s->comm;
     if (good(s)) {
-        note(s, c->ops->move(c->device, c->handle, &m, c->stream), c->ops->move_name(m.kind));
+        const char *function = c->ops->move_name(m.kind);
+        enter_call(s, function);
+        note(s, c->ops->move(c->device, c->handle, &m, c->stream), function);
+        enter_call(s, NULL);
     }
 }
 
@@ -63,7 +74,9 @@ static void open_group(series *s) {
 
 static void close_group(series *s) {
     if (s->grouped) { /* also after a failure inside, or the next call would join this group */
+        enter_call(s, "ncclGroupEnd");
         note(s, s->comm->ops->group_end(s->comm->device), "ncclGroupEnd");
+        enter_call(s, NULL);
         s->grouped = false;
     }
 }

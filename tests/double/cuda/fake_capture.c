@@ -208,6 +208,7 @@ bool fake_capture_push(fake_stream *s, const char *name, void (*run)(void *arg),
             fake_die("%s on a capturing stream: its argument cannot be copied", name);
         }
         int i = member_index(c, s);
+        fake_before(arg); /* what was recorded happens before what is made of it */
         add_node(c->recorded, (node){ name, run, arg, nbytes });
         c->clock[i].at[i]++;
     }
@@ -290,7 +291,10 @@ static void *copy_argument(const node *n) {
     if (p == NULL) {
         fake_die("no memory for a task");
     }
-    return memcpy(p, n->arg, n->nbytes);
+    fake_after(n->arg);
+    memcpy(p, n->arg, n->nbytes);
+    fake_before(p);
+    return p;
 }
 
 static graph *copy_graph(const graph *from) {
@@ -308,6 +312,7 @@ static graph *copy_graph(const graph *from) {
 
 static void free_graph(graph *g) {
     for (size_t i = 0; i < g->n; i++) {
+        fake_after(g->nodes[i].arg);
         free(g->nodes[i].arg);
     }
     free(g->nodes);

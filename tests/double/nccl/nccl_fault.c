@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "double_nccl.h"
 
@@ -45,9 +46,23 @@ bool dn_init_hangs(int rank) {
     return is_rank("DTR_FAKE_NCCL_INIT_HANG_RANK", rank);
 }
 
-/* DTR_FAKE_NCCL_ERR=name:nth:code */
+/* Calls that a setting is about, from its first on; another setting counts from zero. */
+static int count_call(const char *text) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char before[128];
+    static int calls;
+    fake_lock(&lock);
+    if (strncmp(before, text, sizeof before - 1) != 0) {
+        snprintf(before, sizeof before, "%s", text);
+        calls = 0;
+    }
+    int n = ++calls;
+    fake_unlock(&lock);
+    return n;
+}
+
+/* DTR_FAKE_NCCL_ERR=name:nth:code; code -1: the call never returns */
 ncclResult_t dn_injected(const char *function) {
-    static _Atomic int calls;
     const char *v = setting("DTR_FAKE_NCCL_ERR");
     size_t n = strlen(function);
     if (v == NULL || strncmp(v, function, n) != 0 || v[n] != ':') {
@@ -58,7 +73,11 @@ ncclResult_t dn_injected(const char *function) {
         fprintf(stderr, "fake nccl: DTR_FAKE_NCCL_ERR=%s: expected name:nth:code\n", v);
         abort();
     }
-    return atomic_fetch_add(&calls, 1) + 1 == nth ? (ncclResult_t)code : ncclSuccess;
+    bool here = count_call(v) == nth;
+    while (here && code < 0) {
+        pause();
+    }
+    return here ? (ncclResult_t)code : ncclSuccess;
 }
 
 /* r@call, where the call is a number or a function's name */

@@ -1,0 +1,187 @@
+/* Faults of NCCL and CUDA inside operations, on the stand-ins (label double): a call that never
+ * returns, one that says that a peer is gone, a lost context, an abort that hangs (tests:FT9). */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "device_data.h"
+#include "fake_cuda.h"
+#include "harness.h"
+
+enum { N = 500 };
+
+static int last(void) {
+    return th_size() - 1;
+}
+
+static dtr_group *new_group(void) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    dtr_buffer b = filled(N, 1);
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
+    check(b, 1, (float)th_size(), "sum");
+    drop(b);
+    TH_AGREE();
+    return g;
+}
+
+/* On the last rank only. */
+static void fault(const char *name, const char *value) {
+    if (value == NULL) {
+        unsetenv(name);
+    } else if (th_rank() == last()) {
+        setenv(name, value, 1);
+    }
+    dtr_fake_cuda_reload();
+}
+
+/* Its status on the culprit and on the others; the group stays broken, the world goes on. */
+static void check_after(dtr_group *g, dtr_status own, dtr_status others, const char *text) {
+    dtr_buffer b = filled(N, 1);
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
+    dtr_status want = th_rank() == last() ? own : others;
+    TH_CHECK(s == want, "%s instead of %s: %s", dtr_status_name(s), dtr_status_name(want),
+             dtr_last_error_message());
+    TH_MESSAGE(text);
+    th_barrier();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, NULL, NULL), DTR_OK);
+    drop(b);
+    TH_AGREE();
+}
+
+typedef struct waiter {
+    dtr_work *work;
+    dtr_status got;
+} waiter;
+
+static void *wait_main(void *arg) {
+    waiter *w = arg;
+    w->got = dtr_work_synchronize(w->work, -1);
+    return NULL;
+}
+
+/* AD2, reliability:FI34: one thread does not come back from NCCL; the others of its rank and all
+ * other ranks are released by the limit, with the function it is in. */
+START_TEST(FI34_a_call_that_never_returns) {
+    dtr_group *g = new_group();
+    dtr_buffer a = filled(N, 1), b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    cudaStream_t held;
+    cudaEvent_t open;
+    pthread_t thread;
+    waiter other = { .got = DTR_OK };
+    dtr_work *w = NULL;
+    TH_CHECK(cudaStreamCreateWithFlags(&held, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_fake_cuda_hold(open, 1);
+    cudaEventRecord(open, held);
+    o.stream = held;
+    TH_IS(dtr_allreduce(g, a, a, DTR_SUM, &o, &other.work), DTR_OK);
+    TH_CHECK(pthread_create(&thread, NULL, wait_main, &other) == 0, "thread");
+    fault("DTR_FAKE_NCCL_BLOCK_IN_CALL", "1");
+    o.timeout_s = th_rank() == last() ? 0.5 : 100;
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, &o, &w);
+    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
+    TH_CHECK(s == DTR_ERR_TIMEOUT, "%s", dtr_status_name(s));
+    TH_MESSAGE("inside ncclAllReduce");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    pthread_join(thread, NULL);
+    TH_CHECK(other.got == DTR_ERR_TIMEOUT, "the other thread: %s", dtr_status_name(other.got));
+    TH_IS(dtr_work_release(other.work), DTR_OK);
+    fault("DTR_FAKE_NCCL_BLOCK_IN_CALL", NULL);
+    th_barrier();
+    dtr_fake_cuda_hold(open, 0);
+    check_after(g, DTR_ERR_TIMEOUT, DTR_ERR_TIMEOUT, "inside ncclAllReduce");
+    cudaStreamSynchronize(held);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(held);
+    drop(a);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* H8, reliability:FI33: NCCL says that a peer is gone: REMOTE with NCCL's own code and words. */
+START_TEST(FI33_remote_error) {
+    dtr_group *g = new_group();
+    dtr_buffer b = filled(N, 1);
+    dtr_error e = DTR_ERROR_INIT;
+    fault("DTR_FAKE_NCCL_ERR", "ncclAllReduce:1:6");
+    dtr_work *w = NULL;
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
+    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
+    TH_CHECK(s == DTR_ERR_REMOTE, "%s", dtr_status_name(s));
+    TH_MESSAGE("remote process exited");
+    TH_IS(dtr_last_error(&e), DTR_OK);
+    TH_CHECK(th_rank() != last() || (e.native == DTR_NATIVE_NCCL && e.native_code == 6),
+             "native %d code %d", (int)e.native, e.native_code);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    fault("DTR_FAKE_NCCL_ERR", NULL);
+    drop(b);
+    check_after(g, DTR_ERR_REMOTE, DTR_ERR_REMOTE, "remote process exited");
+}
+END_TEST
+
+/* reliability:FI36: the context of one rank is lost: class PROCESS there, REMOTE elsewhere. */
+START_TEST(FI36_lost_context) {
+    dtr_group *g = new_group();
+    dtr_buffer b = filled(N, 1);
+    dtr_error e = DTR_ERROR_INIT;
+    fault("DTR_FAKE_CUDA_ERR", "cudaEventRecord:1:700");
+    dtr_work *w = NULL;
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
+    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
+    TH_CHECK(s == (th_rank() == last() ? DTR_ERR_CUDA : DTR_ERR_REMOTE), "%s", dtr_status_name(s));
+    TH_IS(dtr_last_error(&e), DTR_OK);
+    TH_CHECK(e.blast == (th_rank() == last() ? DTR_CLASS_PROCESS : DTR_CLASS_GROUP), "class %d",
+             (int)e.blast);
+    TH_CHECK(th_rank() != last() || (e.native == DTR_NATIVE_CUDA && e.native_code == 700),
+             "native %d code %d", (int)e.native, e.native_code);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    fault("DTR_FAKE_CUDA_ERR", NULL);
+    drop(b);
+    check_after(g, DTR_ERR_CUDA, DTR_ERR_REMOTE, "CUDA error 700");
+}
+END_TEST
+
+/* I4, G8, reliability:FI37: NCCL does not come back from an abort; the group ends all the same. */
+START_TEST(FI37_hanging_abort) {
+    dtr_group *g = new_group();
+    dtr_buffer b = filled(N, 1);
+    fault("DTR_FAKE_NCCL_ERR", "ncclCommAbort:1:-1");
+    th_barrier();
+    th_log_clear();
+    TH_IS(dtr_group_abort(g, "enough"), DTR_OK); /* nothing is under way: memory can be freed */
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
+    TH_CHECK(s == DTR_ERR_ABORTED, "%s", dtr_status_name(s));
+    TH_MESSAGE("enough");
+    th_barrier();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_CHECK(th_log_count("left behind") == (th_rank() == last()), "%d warnings",
+             th_log_count("left behind"));
+    fault("DTR_FAKE_NCCL_ERR", NULL);
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, NULL, NULL), DTR_OK);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "nccl faults", 110);
+    th_add(tc, FI34_a_call_that_never_returns, 2, 0);
+    th_add(tc, FI33_remote_error, 2, 0);
+    th_add(tc, FI36_lost_context, 2, 0);
+    if (TH_SANITIZED) {
+        th_skip("FI37_hanging_abort", "what is left behind counts as a leak");
+    } else {
+        th_add(tc, FI37_hanging_abort, 2, 0);
+    }
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "nccl faults", make);
+}
