@@ -5,15 +5,9 @@
 #define DTR_DDP_MOVE_H
 
 #include "coll_internal.h"
-#include "tensor_internal.h"
+#include "tensor_device.h"
 
-/* One stretch without gaps. */
-typedef struct dtr__ddp_piece {
-    void *to;
-    const void *from;
-    size_t count;
-    dtr_dtype to_type, from_type;
-} dtr__ddp_piece;
+typedef dtr__piece dtr__ddp_piece; /* one stretch without gaps */
 
 /* `stream`: NULL on the host, where all is done on return. A device queues its work there, one
  * launch per call however many pieces there are. */

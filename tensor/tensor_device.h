@@ -17,4 +17,18 @@ dtr_status dtr__device_tensor_norm2(const dtr_tensor *t, double *out);
 /* One of them may be in host memory. */
 dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream);
 
+/* One stretch without gaps. */
+typedef struct dtr__piece {
+    void *to;
+    const void *from;
+    size_t count;
+    dtr_dtype to_type, from_type;
+} dtr__piece;
+
+/* to = from * scale for many pieces of one device, cast where the types differ: one launch for each
+ * pair of types and DTR__MOST pieces of it. Equal types and a scale of 1 keep every bit, of any
+ * type; else the types are floating. Pieces do not overlap. */
+dtr_status dtr__device_move_many(int device, const dtr__piece *pieces, size_t n, double scale,
+                                 void *stream);
+
 #endif /* DTR_TENSOR_DEVICE_H */

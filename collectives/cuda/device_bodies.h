@@ -9,11 +9,15 @@
 #ifdef __CUDACC__
 #define DTR__BODY static __device__ __forceinline__
 #define DTR__TOUCH(p) (p)
+#define DTR__UNROLL_1 _Pragma("unroll 1")
+#define DTR__UNROLL_4 _Pragma("unroll 4")
 typedef uint4 dtr__words;
 #else
 #define DTR__BODY static inline
 void *fake_touch(const void *p); /* of the stand-in: where the bytes of a device address are */
 #define DTR__TOUCH(p) fake_touch(p)
+#define DTR__UNROLL_1
+#define DTR__UNROLL_4
 typedef struct dtr__words {
     uint32_t x, y, z, w;
 } dtr__words;
@@ -177,5 +181,92 @@ DTR__KERNEL_TYPES(DTR__DEFINE_BODIES)
         }                                                                                \
     }
 DTR__KERNEL_CASTS(DTR__DEFINE_CAST)
+
+/* ---- many stretches ---- */
+
+/* What a block does at a time: elements of one stretch. */
+typedef struct dtr__part {
+    const dtr__stretch *of;
+    uint64_t at;    /* its first element */
+    unsigned count; /* of elements */
+    bool aligned;   /* both sides, to 16 bytes */
+} dtr__part;
+
+/* Chunk c of all, `size` elements each but a stretch's last. */
+DTR__BODY dtr__part dtr__part_of(const dtr__many_head *h, const dtr__stretch *s, unsigned c,
+                                 unsigned size) {
+    unsigned lo = 0, hi = h->n - 1;
+    while (lo < hi) {
+        unsigned mid = (lo + hi) / 2;
+        if (c < s[mid].end) {
+            hi = mid;
+        } else {
+            lo = mid + 1;
+        }
+    }
+    dtr__part p;
+    p.of = &s[lo];
+    p.at = (uint64_t)(c - (lo > 0 ? s[lo - 1].end : 0)) * size;
+    p.count = c + 1 == s[lo].end ? s[lo].last : size;
+    p.aligned = (((uint64_t)(uintptr_t)s[lo].to | (uint64_t)(uintptr_t)s[lo].from) & 15) == 0;
+    return p;
+}
+
+DTR__BODY void dtr__part_bytes(const dtr__part *p, double alpha, unsigned lane) {
+    unsigned char *y = (unsigned char *)DTR__TOUCH(p->of->to) + p->at;
+    const unsigned char *x = (const unsigned char *)DTR__TOUCH(p->of->from) + p->at;
+    const unsigned words = p->aligned ? p->count / 16 : 0;
+    (void)alpha;
+    DTR__UNROLL_4
+    for (unsigned i = lane; i < words; i += DTR__KERNEL_THREADS) {
+        ((dtr__words *)y)[i] = ((const dtr__words *)x)[i];
+    }
+    DTR__UNROLL_1
+    for (unsigned i = 16 * words + lane; i < p->count; i += DTR__KERNEL_THREADS) {
+        y[i] = x[i];
+    }
+}
+
+#define DTR__DEFINE_PART(to_, from_, c)                                                          \
+    DTR__BODY void dtr__part_##to_##_from_##from_(const dtr__part *p, double alpha_,             \
+                                                  unsigned lane) {                               \
+        const c alpha = (c)alpha_;                                                               \
+        dtr__cell_##to_ *y = (dtr__cell_##to_ *)DTR__TOUCH(p->of->to) + p->at;                   \
+        const dtr__cell_##from_ *x = (const dtr__cell_##from_ *)DTR__TOUCH(p->of->from) + p->at; \
+        const unsigned groups = p->aligned ? p->count / DTR__GROUP : 0;                          \
+        DTR__UNROLL_1                                                                            \
+        for (unsigned g = lane; g < groups; g += DTR__KERNEL_THREADS) {                          \
+            dtr__group_##from_ v = dtr__load_##from_(x, g);                                      \
+            dtr__group_##to_ w;                                                                  \
+            for (int i = 0; i < DTR__GROUP; i++) {                                               \
+                w.cell[i] = dtr__put_##to_(dtr__get_##from_(v.cell[i]) * alpha);                 \
+            }                                                                                    \
+            dtr__store_##to_(y, g, &w);                                                          \
+        }                                                                                        \
+        DTR__UNROLL_1                                                                            \
+        for (unsigned i = DTR__GROUP * groups + lane; i < p->count; i += DTR__KERNEL_THREADS) {  \
+            y[i] = dtr__put_##to_(dtr__get_##from_(x[i]) * alpha);                               \
+        }                                                                                        \
+    }
+/* The type of computation is that of the source. */
+#define DTR__DEFINE_PARTS(from_, c)                                  \
+    DTR__DEFINE_PART(f16, from_, c)                                  \
+    DTR__DEFINE_PART(bf16, from_, c) DTR__DEFINE_PART(f32, from_, c) \
+        DTR__DEFINE_PART(f64, from_, c)
+DTR__KERNEL_TYPES(DTR__DEFINE_PARTS)
+
+#define DTR__DEFINE_MANY_SIZED(name, size)                                                        \
+    DTR__BODY void dtr__many_##name(const dtr__many_head *h, const dtr__stretch *s, uint64_t tid, \
+                                    uint64_t threads) {                                           \
+        const unsigned block = (unsigned)(tid / DTR__KERNEL_THREADS);                             \
+        const unsigned blocks = (unsigned)(threads / DTR__KERNEL_THREADS);                        \
+        for (unsigned c = block; c < s[h->n - 1].end; c += blocks) {                              \
+            const dtr__part p = dtr__part_of(h, s, c, size);                                      \
+            dtr__part_##name(&p, h->alpha, (unsigned)(tid % DTR__KERNEL_THREADS));                \
+        }                                                                                         \
+    }
+#define DTR__DEFINE_MANY(name) DTR__DEFINE_MANY_SIZED(name, DTR__CHUNK)
+DTR__DEFINE_MANY_SIZED(bytes, DTR__CHUNK_BYTES)
+DTR__MANY_CASTS(DTR__DEFINE_MANY)
 
 #endif /* DTR_DEVICE_BODIES_H */

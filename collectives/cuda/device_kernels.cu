@@ -14,7 +14,21 @@
 DTR__ALL_KERNELS
 #undef DTR__KERNEL
 
+/* Read where the launch put it: a copy of the table per thread would fill local memory. */
+#define DTR__MANY_SIZED(size, name)                                                          \
+    extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)                        \
+        dtr_kernel_##size##_##name(const __grid_constant__ dtr__##size##_args a) {           \
+        dtr__many_##name(&a.head, a.stretch, (uint64_t)blockIdx.x *blockDim.x + threadIdx.x, \
+                         (uint64_t)gridDim.x * blockDim.x);                                  \
+    }
+#define DTR__MANY(name) DTR__MANY_SIZED(few, name) DTR__MANY_SIZED(most, name)
+DTR__MANY_KERNELS(DTR__MANY)
+#undef DTR__MANY
+
 #define DTR__KERNEL(name) (const void *)dtr_kernel_##name,
+#define DTR__MANY(name) (const void *)dtr_kernel_few_##name, (const void *)dtr_kernel_most_##name,
 extern "C" const void *const dtr__cuda_kernels[];
-extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS };
+extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(
+    DTR__MANY) };
 #undef DTR__KERNEL
+#undef DTR__MANY

@@ -3,6 +3,7 @@
 #ifndef DTR_DEVICE_KERNELS_H
 #define DTR_DEVICE_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,9 +25,23 @@
     DTR__KERNEL(fill)    \
     DTR__KERNEL_TYPES(DTR__KERNELS_OF_TYPE) DTR__KERNEL_CASTS(DTR__KERNEL_OF_CAST)
 
+/* Kernels that move many stretches of memory in one launch: y = x, and y = alpha * x of every pair
+ * of types; M(name). Each in two sizes, for a table of few stretches and of most. */
+/* clang-format off */
+#define DTR__MANY_OF(M, from) \
+    M(f16_from_##from) M(bf16_from_##from) M(f32_from_##from) M(f64_from_##from)
+#define DTR__MANY_CASTS(M) \
+    DTR__MANY_OF(M, f16) DTR__MANY_OF(M, bf16) DTR__MANY_OF(M, f32) DTR__MANY_OF(M, f64)
+#define DTR__MANY_KERNELS(M) M(bytes) DTR__MANY_CASTS(M)
+/* clang-format on */
+
 #define DTR__KERNEL(name) DTR__KERNEL_##name,
-typedef enum dtr__kernel { DTR__ALL_KERNELS DTR__N_KERNELS } dtr__kernel;
+#define DTR__MANY(name) DTR__KERNEL_few_##name, DTR__KERNEL_most_##name,
+typedef enum dtr__kernel {
+    DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__N_KERNELS
+} dtr__kernel;
 #undef DTR__KERNEL
+#undef DTR__MANY
 
 /* Elements are handled in groups of 8, which are read and written 16 bytes at a time; `groups` of
  * them from the first on, 0 where an address is no multiple of 16, and then one by one up to n. */
@@ -39,5 +54,27 @@ typedef struct dtr__kernel_args {
     uint64_t pattern[2]; /* of fill, whose elements are bytes and groups are 16 of them */
     uint64_t head;       /* bytes of fill before the first multiple of 16 */
 } dtr__kernel_args;
+
+/* A stretch is cut into chunks, which are shared out among blocks: `end` counts the chunks of this
+ * and all earlier stretches, `last` the elements of its last one. The table is part of the
+ * argument, so no memory of it has to live until the kernel has run. */
+enum { DTR__CHUNK = 4096, DTR__CHUNK_BYTES = 16384, DTR__FEW = 64, DTR__MOST = 1024 };
+typedef struct dtr__stretch {
+    void *to;
+    const void *from;
+    uint32_t end, last;
+} dtr__stretch;
+typedef struct dtr__many_head {
+    double alpha;
+    uint32_t n, unused;
+} dtr__many_head;
+typedef struct dtr__few_args {
+    dtr__many_head head;
+    dtr__stretch stretch[DTR__FEW];
+} dtr__few_args;
+typedef struct dtr__most_args {
+    dtr__many_head head;
+    dtr__stretch stretch[DTR__MOST];
+} dtr__most_args;
 
 #endif /* DTR_DEVICE_KERNELS_H */

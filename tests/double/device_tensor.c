@@ -9,6 +9,8 @@
 
 #define DTR_FAKE_WEAK
 #include "fake_cuda.h"
+#include "kernels/kernels.h"
+#include "tensor_device.h"
 #include "unit.h"
 
 enum { LONGEST = 70001 };
@@ -147,6 +149,60 @@ START_TEST(CAST_rounds_as_the_host) {
 }
 END_TEST
 
+/* Cut into `n` pieces of other lengths, some at odd addresses, moved in reverse order of addresses.
+ */
+static void check_many(dtr_dtype to, dtr_dtype from, size_t n, double scale) {
+    enum { STEP = 331 };
+    dtr_tensor *x = numbers(from, STEP * (int64_t)n + 20000, 11), *dx = uploaded(x);
+    dtr_tensor *y = tensor(to, cpu, STEP * (int64_t)n + 20000);
+    OK(dtr_tensor_fill(y, 5, NULL));
+    dtr_tensor *dy = uploaded(y);
+    dtr__piece *p = calloc(n, sizeof *p);
+    size_t some = 0; /* pieces of nothing take no room */
+    ck_assert_ptr_nonnull(p);
+    for (size_t k = 0; k < n; k++) {
+        size_t at = k * STEP / 16 * 16 + (k % 3 == 1), count = k == n - 1 ? 19000 : k % 5 * 80;
+        some += count > 0;
+        size_t t = at * dtr_dtype_size(to), f = at * dtr_dtype_size(from);
+        p[n - 1 - k] = (dtr__piece){ (char *)dtr_tensor_data(dy) + t,
+                                     (char *)dtr_tensor_data(dx) + f, count, to, from };
+        dtr__convert_scale((char *)dtr_tensor_data(y) + t, to, (char *)dtr_tensor_data(x) + f, from,
+                           count, scale);
+    }
+    dtr_fake_cuda_log_start();
+    OK(dtr__device_move_many(0, p, n, scale, stream));
+    int launches = dtr_fake_cuda_log_count("cudaLaunchKernel dtr_kernel_");
+    ck_assert_int_eq(launches, some > 1024 ? 2 : 1);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("cudaLaunchKernel dtr_kernel_few"), some <= 64);
+    check_same(dy, y, "moving many");
+    free(p);
+    dtr_tensor_release(x);
+    dtr_tensor_release(y);
+    dtr_tensor_release(dx);
+    dtr_tensor_release(dy);
+}
+
+/* Gathering and giving back of gradients: one launch for any number of pieces up to 1,024. */
+START_TEST(MANY_pieces_in_one_launch) {
+    static const size_t sizes[] = { 1, 5, 80, 82, 1280, 1290 };
+    for (int to = 0; to < 4; to++) {
+        for (int from = 0; from < 4; from++) {
+            check_many(reals[to], reals[from], 7, 1);
+            check_many(reals[to], reals[from], 7, 0.25);
+        }
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_many(DTR_F32, DTR_F32, sizes[i], 1);
+        check_many(DTR_BF16, DTR_F32, sizes[i], 1);
+    }
+    dtr_tensor *a = tensor(DTR_I32, gpu, 8), *b = tensor(DTR_F32, gpu, 8);
+    dtr__piece p = { dtr_tensor_data(b), dtr_tensor_data(a), 8, DTR_F32, DTR_I32 };
+    FAILS(dtr__device_move_many(0, &p, 1, 1, stream), DTR_ERR_UNSUPPORTED, "conversion of i32");
+    dtr_tensor_release(a);
+    dtr_tensor_release(b);
+}
+END_TEST
+
 static double norm_there(const dtr_tensor *t) {
     double out = -1;
     dtr_tensor *there = uploaded(t);
@@ -247,6 +303,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, NORM_beyond_the_range_of_squares);
     tcase_add_test(tc, REFUSED_with_the_reason);
     if (dtr_fake_cuda_reload != NULL) {
+        tcase_add_test(tc, MANY_pieces_in_one_launch);
         tcase_add_test(tc, LAUNCH_on_the_stream_of_the_caller);
     }
     suite_add_tcase(s, tc);

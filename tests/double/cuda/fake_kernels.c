@@ -12,9 +12,22 @@
 DTR__ALL_KERNELS
 #undef DTR__KERNEL
 
+#define DTR__MANY_SIZED(size, name)                                                           \
+    static void run_##size##_##name(const void *argument, unsigned tid, unsigned n_threads) { \
+        const dtr__##size##_args *a = argument;                                               \
+        dtr__many_##name(&a->head, a->stretch, tid, n_threads);                               \
+    }
+#define DTR__MANY(name) DTR__MANY_SIZED(few, name) DTR__MANY_SIZED(most, name)
+DTR__MANY_KERNELS(DTR__MANY)
+#undef DTR__MANY
+
+#define DTR__MANY(name)                                                 \
+    { "dtr_kernel_few_" #name, sizeof(dtr__few_args), run_few_##name }, \
+        { "dtr_kernel_most_" #name, sizeof(dtr__most_args), run_most_##name },
 #define DTR__KERNEL(name) { "dtr_kernel_" #name, sizeof(dtr__kernel_args), run_##name },
-static const fake_kernel kernels[] = { DTR__ALL_KERNELS };
+static const fake_kernel kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) };
 #undef DTR__KERNEL
+#undef DTR__MANY
 
 const fake_kernel *fake_kernel_named(const char *name) {
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
