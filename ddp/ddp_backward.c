@@ -15,6 +15,7 @@ dtr_status dtr__ddp_issue_on(dtr_ddp *ddp, dtr_group *group, dtr__request *r, co
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = ddp->set.timeout_s;
     o.label = label;
+    o.stream = r->in.device.type != DTR_CPU ? ddp->gpu.stream : NULL;
     dtr__ddp_check_issued(ddp, r, label);
     r->options = &o;
     r->return_address = __builtin_return_address(0);
@@ -29,6 +30,7 @@ dtr_status dtr__ddp_issue(dtr_ddp *ddp, dtr__request *r, const char *label, uint
 
 static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     dtr__ddp_check_launch(ddp, b);
+    DTR_TRY(dtr__ddp_device_pack(ddp, b));
     if (ddp->hook.fn != NULL) {
         b->launched_ns = dtr__now_ns();
         dtr__ddp_hook_launch(ddp, b);
@@ -42,7 +44,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         b->launched_ns = dtr__now_ns();
         return dtr__ddp_sparse_launch(ddp, b, &b->work);
     }
-    dtr_buffer buffer = dtr_cpu(b->data, b->count, b->plan->dtype);
+    dtr_buffer buffer = { b->data, b->count, b->plan->dtype, ddp->device };
     dtr__request r = {
         .kind = DTR__K_ALLREDUCE,
         .op = ddp->set.flags & DTR_DDP_SUM ? DTR_SUM : DTR_AVG,
@@ -50,7 +52,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         .root = -1,
         .in = buffer,
         .out = buffer,
-        .finish = &b->finish,
+        .finish = dtr__ddp_on_device(ddp) ? NULL : &b->finish, /* streams wait for no step here */
     };
     b->launched_ns = dtr__now_ns();
     DTR_TRY(dtr__ddp_issue(ddp, &r, b->label, b->index, &b->work));
@@ -253,7 +255,7 @@ dtr_status dtr__ddp_trainable_index(dtr_ddp *ddp, const char *where, size_t *i) 
 }
 
 /* Counts the caller in while the backward pass is open; opens it when it is not. */
-static dtr_status enter(dtr_ddp *ddp, int *state) {
+static dtr_status enter(dtr_ddp *ddp, int *state, void *stream) {
     for (;;) {
         atomic_fetch_add(&ddp->inside, 1);
         *state = atomic_load(&ddp->state);
@@ -265,7 +267,7 @@ static dtr_status enter(dtr_ddp *ddp, int *state) {
         int now = atomic_load(&ddp->state);
         dtr_status s = now == DTR__DDP_REDUCING || now == DTR__DDP_LOCAL
                            ? DTR_OK
-                           : dtr__ddp_open_backward(ddp, entry);
+                           : dtr__ddp_open_backward(ddp, entry, stream);
         pthread_mutex_unlock(&ddp->lock);
         DTR_TRY(s);
         dtr__ddp_launch(ddp, false); /* buckets of nothing but unused parameters */
@@ -273,12 +275,14 @@ static dtr_status enter(dtr_ddp *ddp, int *state) {
 }
 
 static dtr_status ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
-    (void)stream; /* host memory is ready when the call is made */
     DTR_TRY(dtr__ddp_check(ddp, entry));
     bool trigger = i < ddp->n && is_trigger(ddp, &ddp->params[ddp->params[i].same_as]);
     DTR_TRY(find(ddp, entry, &i, trigger));
     int state;
-    DTR_TRY(enter(ddp, &state));
+    DTR_TRY(enter(ddp, &state, stream));
+    if (state == DTR__DDP_REDUCING) {
+        dtr__ddp_device_feed(ddp, i, stream);
+    }
     dtr_status s = ready(ddp, i, state);
     if (state == DTR__DDP_REDUCING && !dtr__progress_has_thread(ddp->world)) {
         dtr__progress_poll_all(ddp->world);

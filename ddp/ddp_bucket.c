@@ -55,7 +55,7 @@ static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
      * added without moving it. */
     size_t sliced = (b->plan->nbytes + DTR__PLAN_ALIGN * (size_t)(ddp->size - 1)) / size;
     int64_t count = (int64_t)(sliced > b->count ? sliced : b->count);
-    DTR_TRY(ddp->mover->make(ddp->world, b->plan->dtype, count, &b->memory, &plain));
+    DTR_TRY(ddp->mover->make(ddp->world, ddp->device, b->plan->dtype, count, &b->memory, &plain));
     if (plain) {
         dtr__ddp_warn(ddp, DTR__WARN_MEMORY,
                       "no node-shared memory for the gradients (%s); plain memory is used, and "
@@ -134,7 +134,8 @@ static dtr_status fill_layout(dtr_ddp *ddp, dtr__ddp_layout *l) {
 
 /* The bucket that also carries the status slot. */
 static size_t last_dense(const dtr_ddp *ddp, const dtr_plan *plan) {
-    for (size_t b = plan->n_buckets; b-- > 0 && !dtr__ddp_per_param(ddp);) {
+    bool none = dtr__ddp_per_param(ddp) || dtr__ddp_on_device(ddp); /* the host reads no bucket */
+    for (size_t b = plan->n_buckets; b-- > 0 && !none;) {
         if (!ddp->params[plan->buckets[b].slots[0].param].sparse) {
             return b;
         }
@@ -166,6 +167,7 @@ static void free_buckets(dtr_ddp_bucket *buckets, size_t n) {
     for (size_t b = 0; buckets != NULL && b < n; b++) {
         dtr__ddp_hook_bucket_free(&buckets[b]);
         dtr__ddp_sparse_bucket_free(&buckets[b]);
+        dtr__ddp_device_bucket_free(&buckets[b]);
         dtr_tensor_release(buckets[b].memory);
         free(buckets[b].pieces);
     }
@@ -197,6 +199,20 @@ static dtr_tensor *take(dtr_tensor **from) {
     return t;
 }
 
+/* On a device: of one layout, and done once the module's stream has been waited for. */
+static void copy_whole(dtr_ddp *ddp, const dtr_tensor *to, const dtr_tensor *from) {
+    if (!dtr__ddp_on_device(ddp)) {
+        dtr__tensor_copy_raw(to, from);
+        return;
+    }
+    const dtr__ddp_piece piece = { to->data, from->data, to->numel, to->dtype, from->dtype };
+    const dtr__ddp_at at = { ddp->gpu.index, ddp->gpu.stream };
+    if (ddp->mover->move(&piece, 1, 1, &at) < 0) {
+        DTR_WARN(ddp->world, "ddp%u: a gradient lost its value: %s", ddp->id,
+                 dtr_last_error_message());
+    }
+}
+
 static void move_param(dtr_ddp *ddp, dtr__ddp_layout *l, size_t i) {
     dtr__ddp_param *p = &ddp->params[i];
     dtr_tensor *slot = take(&l->slots[i]), *grad = atomic_load(&p->grad);
@@ -206,7 +222,7 @@ static void move_param(dtr_ddp *ddp, dtr__ddp_layout *l, size_t i) {
             atomic_store(&p->grad, grad);
         } else {
             p->parked = p->parked != NULL ? p->parked : take(&l->parked[i]);
-            dtr__tensor_copy_raw(slot, grad);
+            copy_whole(ddp, slot, grad);
             dtr__tensor_rebind(grad, slot);
         }
     }
@@ -220,6 +236,7 @@ void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *l) {
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         move_param(ddp, l, ddp->trainable[k]);
     }
+    (void)dtr__ddp_device_synchronize(ddp); /* nothing uses the old memory any more */
     free_buckets(ddp->buckets, ddp->n_buckets);
     dtr_plan_free(ddp->plan);
     ddp->plan = l->plan;
@@ -237,15 +254,18 @@ void dtr__ddp_layout_use(dtr_ddp *ddp, dtr__ddp_layout *l) {
     dtr__ddp_layout_free(l);
 }
 
-void dtr__ddp_leave_bucket(dtr__ddp_param *p) {
+void dtr__ddp_leave_bucket(dtr_ddp *ddp, dtr__ddp_param *p) {
     dtr_tensor *grad = atomic_load(&p->grad), *own = NULL;
     if (p->parked != NULL) {
         own = dtr_tensor_retain(p->parked);
     } else if (atomic_load(&grad->refs) == 1 ||
-               dtr__tensor_new(grad->dtype, grad->ndim, grad->shape, &own) < 0) {
+               (dtr__ddp_on_device(ddp)
+                    ? dtr__ddp_grad_make(ddp, p, grad->dtype, &own)
+                    : dtr__tensor_new(grad->dtype, grad->ndim, grad->shape, &own)) < 0) {
         return;
     }
-    dtr__tensor_copy_raw(own, grad);
+    copy_whole(ddp, own, grad);
+    (void)dtr__ddp_device_synchronize(ddp);
     dtr__tensor_rebind(grad, own);
     dtr_tensor_release(own);
 }
@@ -254,7 +274,7 @@ void dtr__ddp_layout_drop(dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
         if (ddp->set.view && atomic_load(&p->grad) != NULL) {
-            dtr__ddp_leave_bucket(p);
+            dtr__ddp_leave_bucket(ddp, p);
             dtr_tensor_release(atomic_exchange(&p->grad, NULL));
         }
         dtr_tensor_release(take(&p->slot));
@@ -267,12 +287,15 @@ void dtr__ddp_layout_drop(dtr_ddp *ddp) {
 
 /* ---- gradients ---- */
 
-dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad) {
+dtr_status dtr__ddp_grad_make(const dtr_ddp *ddp, const dtr__ddp_param *p, dtr_dtype dtype,
+                              dtr_tensor **grad) {
     int64_t strides[DTR_MAX_NDIM], count = (int64_t)p->value->numel;
     dtr__ddp_dense_strides(p->value, strides);
     dtr_tensor *memory = NULL;
-    DTR_TRY(dtr__tensor_new(dtype, 1, &count, &memory));
-    if (count > 0) {
+    bool plain, device = dtr__ddp_on_device(ddp);
+    DTR_TRY(device ? ddp->mover->make(ddp->world, ddp->device, dtype, count, &memory, &plain)
+                   : dtr__tensor_new(dtype, 1, &count, &memory));
+    if (count > 0 && !device) {
         memset(memory->data, 0, p->value->numel * dtr_dtype_size(memory->dtype));
     }
     dtr_status s = dtr__tensor_view(memory, 0, p->value->ndim, p->value->shape, strides, grad);
@@ -290,7 +313,7 @@ dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad) {
     dtr_status s = DTR_OK;
     *grad = atomic_load(&p->grad);
     if (*grad == NULL) {
-        s = dtr__ddp_grad_make(p, dtr__ddp_grad_dtype(ddp, p), grad);
+        s = dtr__ddp_grad_make(ddp, p, dtr__ddp_grad_dtype(ddp, p), grad);
         if (s == DTR_OK) {
             p->same_layout = p->slot != NULL && same_strides(*grad, p->slot);
             atomic_store_explicit(&p->grad, *grad, memory_order_release);

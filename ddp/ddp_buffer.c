@@ -29,13 +29,12 @@ dtr_status dtr_ddp_set_buffer(dtr_ddp *ddp, size_t k, dtr_tensor *t) {
         s = DTR_FAIL(&ctx, DTR_ERR_SHAPE, "%s: buffer '%s' (%zu) has shape %s, the new one %s",
                      entry, b->name, k, dtr__shape_text(b->value->ndim, b->value->shape, want),
                      dtr__shape_text(t->ndim, t->shape, got));
-    } else if (t->device.type != DTR_CPU || (t->data == NULL && t->numel > 0) ||
-               dtr__tensor_self_overlap(t)) {
-        s = DTR_FAIL(
-            &ctx, DTR_ERR_ARG,
-            "%s: buffer '%s' (%zu): the new one has no host memory, or elements that share "
-            "memory",
-            entry, b->name, k);
+    } else if (t->device.type != ddp->device.type || t->device.index != ddp->device.index ||
+               (t->data == NULL && t->numel > 0) || dtr__tensor_self_overlap(t)) {
+        s = DTR_FAIL(&ctx, DTR_ERR_ARG,
+                     "%s: buffer '%s' (%zu): the new one has no memory on the module's device, or "
+                     "elements that share memory",
+                     entry, b->name, k);
     }
     if (s < 0) {
         return dtr__ddp_failed(ddp, s);
@@ -68,7 +67,7 @@ dtr_status dtr_ddp_register_buffer_hook(dtr_ddp *ddp, dtr_ddp_buffer_hook fn, vo
     } else if (atomic_load(&ddp->state) != DTR__DDP_IDLE) {
         s = DTR_FAIL(&ctx, DTR_ERR_STATE, "%s: %s; register hooks between iterations", entry,
                      dtr__ddp_state_name(atomic_load(&ddp->state)));
-    } else {
+    } else if ((s = dtr__ddp_device_refuse(ddp, entry)) == DTR_OK) {
         ddp->buffer_hook.fn = fn;
         ddp->buffer_hook.state = state;
         ddp->buffer_hook.when = when;

@@ -18,7 +18,7 @@ dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp) {
     for (size_t i = 0; i < ddp->n; i++) {
         dtr__ddp_param *p = &ddp->params[i];
         if ((p->trainable || p->delayed) && !p->sparse && has_cast(ddp, p)) {
-            DTR_TRY(dtr__ddp_grad_make(p, p->value->dtype, &p->full));
+            DTR_TRY(dtr__ddp_grad_make(ddp, p, p->value->dtype, &p->full));
         }
     }
     for (size_t k = 0; k < ddp->n_buffers && ddp->set.has_buffer_dtype; k++) {

@@ -32,6 +32,7 @@ static dtr_ddp *module_new(dtr_group *group) {
         ddp->used_set_constant = true;
         ddp->mover = &dtr__ddp_host_mover;
         pthread_mutex_init(&ddp->lock, NULL);
+        pthread_mutex_init(&ddp->gpu.lock, NULL);
         pthread_mutex_init(&ddp->verdict_lock, NULL);
         pthread_mutex_init(&ddp->launch_lock, NULL);
         pthread_mutex_init(&ddp->stats_lock, NULL);
@@ -48,6 +49,7 @@ static void module_free(dtr_ddp *ddp) {
     free(ddp->description);
     free(ddp->description_before);
     pthread_mutex_destroy(&ddp->lock);
+    pthread_mutex_destroy(&ddp->gpu.lock);
     pthread_mutex_destroy(&ddp->verdict_lock);
     pthread_mutex_destroy(&ddp->launch_lock);
     pthread_mutex_destroy(&ddp->stats_lock);
@@ -59,6 +61,7 @@ static void module_free(dtr_ddp *ddp) {
 
 /* What lives in the world's memory or holds the caller's tensors. No operation is left. */
 static void drop_contents(dtr_ddp *ddp) {
+    (void)dtr__ddp_device_synchronize(ddp);
     dtr__ddp_cast_drop(ddp);
     dtr__ddp_layout_drop(ddp);
     dtr__ddp_delayed_drop(ddp);
@@ -75,6 +78,9 @@ static void drop_contents(dtr_ddp *ddp) {
     ddp->sync_list = NULL;
     dtr_tensor_release(ddp->map_memory);
     ddp->map_memory = NULL;
+    dtr_tensor_release(ddp->gpu.staging);
+    ddp->gpu.staging = NULL;
+    dtr__ddp_device_close(ddp);
 }
 
 /* First plan: reverse registration order, so that the first iteration overlaps already (A0). */
@@ -100,8 +106,8 @@ static dtr_status make_map(dtr_ddp *ddp) {
     DTR_REQUIRE(ddp->order != NULL, NULL, DTR_ERR_NOMEM, "no memory for an order of %zu parameters",
                 ddp->n_trainable);
     bool plain;
-    DTR_TRY(dtr__ddp_host_mover.make(ddp->world, DTR_I32, (int64_t)ddp->n_trainable,
-                                     &ddp->map_memory, &plain));
+    DTR_TRY(dtr__ddp_host_mover.make(ddp->world, (dtr_device){ DTR_CPU, 0 }, DTR_I32,
+                                     (int64_t)ddp->n_trainable, &ddp->map_memory, &plain));
     ddp->map = (int32_t *)ddp->map_memory->data;
     return DTR_OK;
 }
@@ -137,20 +143,24 @@ static dtr_status prepare(dtr_ddp *ddp, const dtr_group *group, const dtr_param 
                 "place");
     DTR_TRY(dtr__ddp_settings_read(given, &o, &ddp->set));
     DTR_TRY(dtr__ddp_params_read(ddp, params, n, &o));
+    DTR_TRY(dtr__ddp_device_open(ddp));
     DTR_TRY(dtr__ddp_cast_prepare(ddp));
     DTR_TRY(first_layout(ddp));
     DTR_TRY(dtr__ddp_delayed_prepare(ddp));
     DTR_TRY(make_map(ddp));
     DTR_TRY(make_sync_list(ddp));
     DTR_TRY(copy_backend(ddp, group));
-    ddp->check_writes = dtr__at_detail(ddp->world);
+    ddp->check_writes = dtr__at_detail(ddp->world) && !dtr__ddp_on_device(ddp);
     ddp->rebuild_due = !ddp->set.find_unused && ddp->n_trainable > 0;
     return dtr__ddp_describe(ddp);
 }
 
 static dtr_status initial_sync(dtr_ddp *ddp) {
-    if (ddp->size == 1 || ddp->set.no_init_sync || ddp->n_sync == 0) {
+    if (ddp->size == 1) {
         return DTR_OK;
+    }
+    if (ddp->set.no_init_sync || ddp->n_sync == 0) {
+        return dtr__ddp_on_device(ddp) ? dtr__ddp_device_connect(ddp) : DTR_OK;
     }
     return dtr__ddp_send_all(ddp, ddp->sync_list, ddp->n_sync, 0);
 }
@@ -255,7 +265,7 @@ static void end_backward(dtr_ddp *ddp) {
     }
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         if (ddp->buckets[b].work != NULL) {
-            (void)dtr_work_wait(ddp->buckets[b].work, -1);
+            (void)dtr_work_synchronize(ddp->buckets[b].work, -1);
             (void)dtr_work_release(ddp->buckets[b].work);
             ddp->buckets[b].work = NULL;
         }

@@ -65,7 +65,7 @@ static dtr_status make_flats(dtr_ddp *ddp) {
         dtr__ddp_flat *f = &ddp->delayed.flat[k];
         int64_t count = (int64_t)(f->padded / dtr_dtype_size(f->dtype));
         bool plain;
-        DTR_TRY(ddp->mover->make(ddp->world, f->dtype, count, &f->memory, &plain));
+        DTR_TRY(ddp->mover->make(ddp->world, ddp->device, f->dtype, count, &f->memory, &plain));
     }
     return DTR_OK;
 }
@@ -108,7 +108,7 @@ void dtr__ddp_delayed_drop(dtr_ddp *ddp) {
         dtr__ddp_param *p = &ddp->params[ddp->delayed.list[k]];
         dtr_tensor *grad = atomic_load(&p->grad);
         if (grad != NULL && p->slot != NULL && grad->data == p->slot->data) {
-            dtr__ddp_leave_bucket(p);
+            dtr__ddp_leave_bucket(ddp, p);
             dtr_tensor_release(atomic_exchange(&p->grad, NULL));
         }
         dtr_tensor_release(p->slot);

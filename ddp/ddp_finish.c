@@ -11,6 +11,12 @@ static const char entry[] = "dtr_ddp_backward_end";
 /* Room for a copy of the slot; its present contents move there. */
 static dtr_status save_slot(dtr_ddp *ddp, dtr__ddp_param *p) {
     size_t nbytes = p->slot->numel * dtr_dtype_size(p->slot->dtype);
+    if (dtr__ddp_on_device(ddp)) {
+        DTR_TRY(p->kept != NULL ? DTR_OK : dtr__ddp_grad_make(ddp, p, p->slot->dtype, &p->kept));
+        p->saved = 0;
+        dtr__ddp_slot_keep(ddp, p, p->kept->data, false);
+        return DTR_OK;
+    }
     if (nbytes > ddp->saved_cap - ddp->saved_size) {
         size_t cap = ddp->saved_size + nbytes;
         char *grown = realloc(ddp->saved, cap);
@@ -234,7 +240,8 @@ static dtr_status wait_work(const dtr_ddp *ddp, dtr_work **work, const char *lab
         return DTR_OK;
     }
     int64_t start = dtr__now_ns();
-    dtr_status s = dtr_work_wait(*work, -1);
+    dtr_status s = dtr__ddp_on_device(ddp) ? dtr_work_wait_stream(*work, ddp->gpu.out)
+                                           : dtr_work_wait(*work, -1);
     int64_t end = dtr__now_ns();
     *waited_ns += end - start;
     dtr__ddp_span_between(ddp, "ddp_wait", label, start, end, 0);
@@ -289,6 +296,9 @@ static dtr_status wait_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
 /* The reference mode: one blocking collective per parameter, in index order. */
 static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
     int64_t start = dtr__now_ns();
+    for (size_t b = 0; b < ddp->n_buckets && ddp->size > 1; b++) {
+        DTR_TRY(dtr__ddp_device_pack(ddp, &ddp->buckets[b]));
+    }
     for (size_t k = 0; k < ddp->n_trainable && ddp->size > 1; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
         if (p->sparse && p->bucket != DTR__NONE) {
@@ -297,7 +307,7 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
         if (p->slot == NULL) {
             continue;
         }
-        dtr_buffer slot = dtr_cpu(p->slot->data, p->slot->numel, p->slot->dtype);
+        dtr_buffer slot = { p->slot->data, p->slot->numel, p->slot->dtype, ddp->device };
         dtr__request r = {
             .kind = DTR__K_ALLREDUCE,
             .op = ddp->set.flags & DTR_DDP_SUM ? DTR_SUM : DTR_AVG,
@@ -309,7 +319,7 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
         DTR_TRY(dtr__ddp_issue(ddp, &r, p->name, ddp->trainable[k], NULL));
     }
     *waited_ns += dtr__now_ns() - start;
-    return DTR_OK;
+    return dtr__ddp_device_lead(ddp, ddp->gpu.out);
 }
 
 /* One rank alone: rows given several times are added up all the same. */
@@ -331,6 +341,7 @@ static dtr_status reduce_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
         wait_hooks(ddp, waited_ns);
     } else if (ddp->size == 1) {
         DTR_TRY(merge_rows(ddp));
+        DTR_TRY(dtr__ddp_device_alone(ddp));
         all_finished(ddp);
     } else if (dtr__ddp_per_param(ddp)) {
         DTR_TRY(reduce_params(ddp, waited_ns));
@@ -387,7 +398,7 @@ static dtr_status agreed(dtr_ddp *ddp, bool *bad) {
 
 static void restore_slot(dtr_ddp *ddp, dtr__ddp_param *p) {
     if (p->saved != DTR__NONE) {
-        dtr__ddp_slot_keep(ddp, p, ddp->saved + p->saved, true);
+        dtr__ddp_slot_keep(ddp, p, p->kept != NULL ? p->kept->data : ddp->saved + p->saved, true);
     }
 }
 
@@ -447,7 +458,7 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
     step.forward_s = ddp->it_forward ? seconds(ddp->t_forward_end - ddp->t_forward) : 0;
     step.backward_s = seconds(t_enter - ddp->t_backward);
     step.comm_s = seconds(dtr__ddp_per_param(ddp) ? waited_ns : union_of_flights(ddp));
-    step.exposed_comm_s = ddp->size > 1 ? seconds(waited_ns) : 0;
+    step.exposed_comm_s = ddp->size > 1 && !dtr__ddp_on_device(ddp) ? seconds(waited_ns) : 0;
     double hidden = step.comm_s > 0 ? 1 - step.exposed_comm_s / step.comm_s : 1;
     step.overlap = hidden < 0 ? 0 : hidden;
     dtr__ddp_count_step(ddp, &step);
@@ -464,6 +475,12 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
 
 /* Ready for the next iteration. */
 static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
+    if (ddp->it_sync) {
+        dtr_status left = dtr__ddp_device_leave(ddp);
+        if (left < 0) {
+            return dtr__ddp_break(ddp, left);
+        }
+    }
     ddp->iteration++;
     ddp->saved_size = 0;
     dtr__ddp_cast_drop(ddp);
@@ -602,6 +619,8 @@ dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp) {
     pthread_mutex_unlock(&ddp->stats_lock);
     int64_t start = dtr__now_ns();
     ddp->shadow = true;
+    ddp->gpu.out = ddp->gpu.stream; /* this rank's streams are not known here */
+    ddp->gpu.has_out = false;
     dtr_status s = ddp->it_sync ? finish_synced(ddp) : close_iteration(ddp, DTR_OK);
     ddp->shadow = false;
     dtr__ddp_span(ddp, "ddp_shadow", ddp->label, start, 0);
@@ -609,12 +628,12 @@ dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp) {
 }
 
 /* From here on no gradient of this iteration may become ready, and nobody is about to. */
-static dtr_status begin(dtr_ddp *ddp) {
+static dtr_status begin(dtr_ddp *ddp, void *stream) {
     dtr_status s = DTR_OK;
     pthread_mutex_lock(&ddp->lock);
     int state = atomic_load(&ddp->state);
     if (state != DTR__DDP_REDUCING && state != DTR__DDP_LOCAL) {
-        s = dtr__ddp_open_backward(ddp, entry);
+        s = dtr__ddp_open_backward(ddp, entry, stream);
     }
     if (s == DTR_OK) {
         atomic_store(&ddp->state, DTR__DDP_BUSY);
@@ -629,10 +648,13 @@ static dtr_status begin(dtr_ddp *ddp) {
 }
 
 static dtr_status ddp_backward_end(dtr_ddp *ddp, void *stream) {
-    (void)stream;
     DTR_TRY(dtr__ddp_check(ddp, entry));
-    DTR_TRY(begin(ddp));
+    DTR_TRY(begin(ddp, stream));
     dtr__ddp_span(ddp, "ddp_backward", ddp->label, ddp->t_backward, 0);
+    dtr_status s = dtr__ddp_device_enter(ddp, stream);
+    if (s < 0) {
+        dtr__ddp_note_last(ddp, s, DTR__NONE);
+    }
     return ddp->it_sync ? finish_synced(ddp) : finish_local(ddp);
 }
 

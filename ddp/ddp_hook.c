@@ -22,7 +22,8 @@ dtr_status dtr__ddp_hook_set(dtr_ddp *ddp, const char *entry, const dtr__ddp_hoo
             "%s: the module was created with DTR_DDP_PER_PARAM, which has no buckets for a "
             "hook",
             entry);
-    } else if ((s = dtr__zero_refuse(ddp, entry)) == DTR_OK) {
+    } else if ((s = dtr__zero_refuse(ddp, entry)) == DTR_OK &&
+               (s = dtr__ddp_device_refuse(ddp, entry)) == DTR_OK) {
         ddp->hook.fn = h->fn;
         ddp->hook.state = h->state;
         ddp->hook.setup = h->setup;

@@ -18,6 +18,7 @@
 #include "ddp_move.h"
 #include "ddp_text.h"
 #include "plan_internal.h"
+#include "rt_device.h"
 #include "tensor_internal.h"
 
 enum { DTR__NO_PARAM = -1 };
@@ -50,6 +51,9 @@ enum {
     DTR__MARK_SETTLED /* filled in by backward_end */
 };
 
+/* On a device: what its bucket takes for a parameter when it is gathered; dtr__ddp_param.put. */
+enum { DTR__PUT_NOTHING, DTR__PUT_GRADIENT, DTR__PUT_ZERO };
+
 typedef struct dtr__ddp_param {
     char *name;
     dtr_tensor *value; /* retained; NULL for ignored ones */
@@ -79,6 +83,7 @@ typedef struct dtr__ddp_param {
                          mode */
     bool same_layout; /* grad and slot differ in dtype at most: block copies */
     /* One backward. */
+    _Atomic int put;
     _Atomic uint32_t mark;
     _Atomic uint32_t calls; /* static graph */
     _Atomic uint64_t stamp; /* position of its last call in the ready order, 0: none */
@@ -90,8 +95,26 @@ typedef struct dtr__ddp_param {
     bool was_used;          /* in the synchronised iteration before: can_set_static_graph */
     bool used_anywhere;     /* by the map of this iteration; static graph: of the first */
     uint64_t seen;          /* hash of the gradient when it became ready; check_writes */
+    dtr_tensor *kept;       /* that copy of a slot on a device, kept from then on */
     size_t saved;           /* offset of its slot's copy in ddp->saved, DTR__NONE: not saved */
 } dtr__ddp_param;
+
+/* Of a module on a CUDA device (ddp_device.c). */
+typedef struct dtr__ddp_gpu {
+    const dtr__device_ops *ops; /* NULL: the module is on the host */
+    int index;
+    void *stream;         /* buckets are gathered there and reduced behind it */
+    void *out;            /* of the newest backward_end: averages go out there */
+    bool has_out;         /* there was one */
+    pthread_mutex_t lock; /* event, and the feeds of all buckets */
+    void *event;
+    dtr_tensor *staging; /* what many small tensors are sent from; made when needed */
+} dtr__ddp_gpu;
+
+/* A stream that wrote gradients of a bucket, and the point where it had done so. */
+typedef struct dtr__ddp_feed {
+    void *stream, *event;
+} dtr__ddp_feed;
 
 struct dtr_ddp_bucket {
     dtr__finish finish; /* first: the engine calls it with its address */
@@ -104,6 +127,8 @@ struct dtr_ddp_bucket {
     char *data;
     size_t count;           /* elements that travel, padding and status slot included */
     _Atomic size_t pending; /* parameters not ready */
+    dtr__ddp_feed *feeds;   /* of this backward; gpu.lock */
+    size_t n_feeds, cap_feeds;
     _Atomic bool under_way; /* for ddp_invariant.c */
     dtr__ddp_piece *pieces; /* [2 * n_slots] for copying out; backward_end's */
     dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */
@@ -207,7 +232,9 @@ struct dtr_ddp {
     int rank, size;
     unsigned id; /* equal on all ranks, in labels and tag words */
     char label[16];
+    dtr_device device; /* of all its tensors */
     const dtr__ddp_mover *mover;
+    dtr__ddp_gpu gpu;
     dtr__ddp_settings set;
     dtr__tenant tenant; /* told when the world ends */
 
@@ -323,6 +350,10 @@ static inline bool dtr__ddp_per_param(const dtr_ddp *ddp) {
     return (ddp->set.flags & DTR_DDP_PER_PARAM) != 0;
 }
 
+static inline bool dtr__ddp_on_device(const dtr_ddp *ddp) {
+    return ddp->gpu.ops != NULL;
+}
+
 #define DTR__DDP_MAGIC UINT64_C(0x6474725f64647031)
 
 /* ---- ddp_create.c ---- */
@@ -370,10 +401,11 @@ void dtr__ddp_layout_free(dtr__ddp_layout *layout);
 /* Views go back into the caller's memory, the buckets lose the module's references. */
 void dtr__ddp_layout_drop(dtr_ddp *ddp);
 /* A view whose handle somebody else still holds moves to memory of its own. */
-void dtr__ddp_leave_bucket(dtr__ddp_param *p);
+void dtr__ddp_leave_bucket(dtr_ddp *ddp, dtr__ddp_param *p);
 void dtr__ddp_label_buckets(dtr_ddp *ddp);
 /* A zeroed gradient of parameter p. */
-dtr_status dtr__ddp_grad_make(const dtr__ddp_param *p, dtr_dtype dtype, dtr_tensor **grad);
+dtr_status dtr__ddp_grad_make(const dtr_ddp *ddp, const dtr__ddp_param *p, dtr_dtype dtype,
+                              dtr_tensor **grad);
 /* Gradient tensor of trainable parameter i, made at the first call. */
 dtr_status dtr__ddp_grad_get(dtr_ddp *ddp, size_t i, dtr_tensor **grad);
 
@@ -399,6 +431,32 @@ void dtr__ddp_slot_keep(dtr_ddp *ddp, const dtr__ddp_param *p, void *kept, bool 
 uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p);
 /* Where DTR_DDP_CHECK_NAN asks for it, note a NaN in parameter i's slot. */
 void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i);
+
+/* ---- ddp_device.c: nothing happens where the module is on the host ---- */
+/* Of create, local: the device of the parameters, what it cannot do, its stream. */
+dtr_status dtr__ddp_device_open(dtr_ddp *ddp);
+void dtr__ddp_device_close(dtr_ddp *ddp);
+/* DTR_ERR_UNSUPPORTED for calls that work on host memory only. */
+dtr_status dtr__ddp_device_refuse(dtr_ddp *ddp, const char *entry);
+/* The module's stream goes on after what `stream` holds now; and the other way round. */
+dtr_status dtr__ddp_device_follow(dtr_ddp *ddp, void *stream);
+dtr_status dtr__ddp_device_lead(dtr_ddp *ddp, void *stream);
+/* The host waits for the module's stream. */
+dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp);
+/* Parameter i's gradient is final on `stream`; failures are noted. */
+void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream);
+/* Before a bucket is reduced: gather what has been put, behind all who contributed. */
+dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b);
+/* Begin and end of backward_end on `stream`. */
+dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream);
+dtr_status dtr__ddp_device_leave(dtr_ddp *ddp);
+/* One rank alone: nothing travels, but its stream goes on behind all who contributed. */
+dtr_status dtr__ddp_device_alone(dtr_ddp *ddp);
+/* As dtr__ddp_send_all; ordered on the stream of the newest backward_end, or done on return. */
+dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
+/* The first collective waits for all ranks: have it behind us. */
+dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
+void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
 
 /* ---- ddp_invariant.c ---- */
 /* A bucket is launched: in index order, once, with the divisor of the others (IV1, IV4). */
@@ -431,7 +489,7 @@ dtr_status dtr__ddp_refuse(dtr_ddp *ddp, const char *entry, const char *hint);
 /* Every rank gets the root's contents of these tensors. */
 dtr_status dtr__ddp_send_all(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
 /* Open a backward pass from IDLE or ARMED; lock held. */
-dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry);
+dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry, void *stream);
 /* Ready for the next iteration: marks and pending counts as new. */
 void dtr__ddp_rearm(dtr_ddp *ddp);
 

@@ -86,14 +86,15 @@ static bool all_zero(const char *at, size_t nbytes) {
 static bool padding_is_zero(const dtr_ddp *ddp, const dtr_ddp_bucket *b) {
     size_t at = 0;
     bool zero = true;
-    for (size_t s = 0;
-         b->sparse == NULL && ddp->hook.fn == NULL && ddp->zero == NULL && s < b->plan->n_slots;
+    for (size_t s = 0; !dtr__ddp_on_device(ddp) && b->sparse == NULL && ddp->hook.fn == NULL &&
+                       ddp->zero == NULL && s < b->plan->n_slots;
          s++) {
         const dtr_plan_slot *slot = &b->plan->slots[s];
         zero = zero && slot->offset >= at && all_zero(b->data + at, slot->offset - at);
         at = slot->offset + slot->nbytes;
     }
-    return zero && (at == 0 || all_zero(b->data + at, b->plan->nbytes - at));
+    return zero &&
+           (dtr__ddp_on_device(ddp) || at == 0 || all_zero(b->data + at, b->plan->nbytes - at));
 }
 
 void dtr__ddp_check_idle(dtr_ddp *ddp) {

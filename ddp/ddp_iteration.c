@@ -157,7 +157,7 @@ static void ready_unused(dtr_ddp *ddp) {
     }
 }
 
-dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry) {
+dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry, void *stream) {
     int state = atomic_load(&ddp->state);
     DTR_TRY(dtr__zero_may_open(ddp, entry));
     if (state == DTR__DDP_IDLE) {
@@ -184,6 +184,10 @@ dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry) {
                                    : "gradients of this iteration can no longer become ready");
     }
     if (ddp->it_sync && (ddp->it_list || ddp->mode == DTR__MODE_STATIC)) {
+        dtr_status s = dtr__ddp_device_follow(ddp, stream);
+        if (s < 0) {
+            dtr__ddp_note_last(ddp, s, DTR__NONE);
+        }
         ready_unused(ddp);
     }
     atomic_store(&ddp->state, ddp->it_sync ? DTR__DDP_REDUCING : DTR__DDP_LOCAL);
@@ -195,10 +199,12 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
         atomic_store(&ddp->buckets[b].pending, ddp->buckets[b].plan->n_slots);
         atomic_store(&ddp->buckets[b].finished_ns, 0);
         atomic_store(&ddp->buckets[b].under_way, false);
+        ddp->buckets[b].n_feeds = 0;
     }
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
         atomic_store(&p->mark, DTR__MARK_OPEN);
+        atomic_store(&p->put, DTR__PUT_NOTHING);
         atomic_store(&p->calls, 0);
         atomic_store(&p->stamp, 0);
         p->listed = false;
@@ -228,8 +234,10 @@ dtr_status dtr__ddp_send_all(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, in
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = ddp->set.timeout_s;
     o.label = "ddp sync";
-    dtr_status s = dtr__broadcast_coalesced(ddp->group, list, n, root, 0, &o,
-                                            dtr__ddp_tag(ddp, DTR__PART_SYNC));
+    dtr_status s = dtr__ddp_on_device(ddp)
+                       ? dtr__ddp_device_send(ddp, list, n, root)
+                       : dtr__broadcast_coalesced(ddp->group, list, n, root, 0, &o,
+                                                  dtr__ddp_tag(ddp, DTR__PART_SYNC));
     if (s < 0) {
         dtr__group_break(ddp->group, s); /* also for an error of this rank alone: others wait */
     }

@@ -4,9 +4,8 @@
 
 /* ---- the host ---- */
 
-static dtr_status host_make(dtr_world *world, dtr_dtype dtype, int64_t count, dtr_tensor **memory,
-                            bool *plain) {
-    const dtr_device cpu = { DTR_CPU, 0 };
+static dtr_status host_make(dtr_world *world, dtr_device cpu, dtr_dtype dtype, int64_t count,
+                            dtr_tensor **memory, bool *plain) {
     *plain = dtr_tensor_empty(world, dtype, cpu, DTR_MEM_SHARED, 1, &count, memory) < 0;
     if (*plain) {
         dtr__error_copy *why = dtr__error_save();
@@ -23,8 +22,9 @@ static dtr_status host_make(dtr_world *world, dtr_dtype dtype, int64_t count, dt
     return DTR_OK;
 }
 
-static dtr_status host_move(const dtr__ddp_piece *p, size_t n, double scale, void *stream) {
-    (void)stream;
+static dtr_status host_move(const dtr__ddp_piece *p, size_t n, double scale,
+                            const dtr__ddp_at *at) {
+    (void)at;
     for (size_t k = 0; k < n; k++) {
         if (scale == 1) {
             dtr__convert(p[k].to, p[k].to_type, p[k].from, p[k].from_type, p[k].count);
@@ -35,27 +35,25 @@ static dtr_status host_move(const dtr__ddp_piece *p, size_t n, double scale, voi
     return DTR_OK;
 }
 
-static dtr_status host_walk(dtr_tensor *to, const dtr_tensor *from, void *stream) {
-    (void)stream;
+static dtr_status host_walk(dtr_tensor *to, const dtr_tensor *from, const dtr__ddp_at *at) {
+    (void)at;
     dtr__tensor_copy_raw(to, from);
     return DTR_OK;
 }
 
-static dtr_status host_zero(void *at, size_t nbytes, void *stream) {
-    (void)stream;
+static dtr_status host_zero(void *to, size_t nbytes, const dtr__ddp_at *at) {
+    (void)at;
     if (nbytes > 0) {
-        memset(at, 0, nbytes);
+        memset(to, 0, nbytes);
     }
     return DTR_OK;
 }
 
-static size_t host_find_nan(const void *at, size_t count, dtr_dtype dtype, void *stream) {
-    (void)stream;
+static size_t host_find_nan(const void *at, size_t count, dtr_dtype dtype) {
     return dtr__find_nan(at, count, dtype);
 }
 
-static uint64_t host_hash(const void *at, size_t nbytes, void *stream) {
-    (void)stream;
+static uint64_t host_hash(const void *at, size_t nbytes) {
     return dtr__hash_bytes(DTR__HASH_START, at, nbytes);
 }
 
@@ -69,6 +67,15 @@ const dtr__ddp_mover dtr__ddp_host_mover = {
 };
 
 /* ---- one parameter ---- */
+
+/* Where buckets are written, and where averages go out. */
+static dtr__ddp_at inward(const dtr_ddp *ddp) {
+    return (dtr__ddp_at){ ddp->gpu.index, ddp->gpu.stream };
+}
+
+static dtr__ddp_at outward(const dtr_ddp *ddp) {
+    return (dtr__ddp_at){ ddp->gpu.index, ddp->gpu.out };
+}
 
 static size_t slot_nbytes(const dtr__ddp_param *p) {
     return p->slot->numel * dtr_dtype_size(p->slot->dtype);
@@ -94,13 +101,17 @@ void dtr__ddp_copy_in(dtr_ddp *ddp, dtr__ddp_param *p) {
     if (grad->data == slot->data || nbytes == 0) {
         return;
     }
+    atomic_fetch_add_explicit(&ddp->copied_in, nbytes, memory_order_relaxed);
+    if (dtr__ddp_on_device(ddp)) { /* with the whole bucket */
+        atomic_store(&p->put, DTR__PUT_GRADIENT);
+        return;
+    }
     int64_t begin = nbytes >= WORTH_NOTING ? dtr__stamp_ns() : 0;
     dtr__ddp_piece piece = whole(slot, grad);
     dtr__ddp_check_unsent(ddp, p->bucket);
     note(ddp,
          p->same_layout ? ddp->mover->move(&piece, 1, 1, NULL) : ddp->mover->walk(slot, grad, NULL),
          (size_t)(p - ddp->params));
-    atomic_fetch_add_explicit(&ddp->copied_in, nbytes, memory_order_relaxed);
     if (nbytes >= WORTH_NOTING) {
         dtr__ddp_span(ddp, "ddp_copy_in", p->name, begin, nbytes);
     }
@@ -108,11 +119,16 @@ void dtr__ddp_copy_in(dtr_ddp *ddp, dtr__ddp_param *p) {
 
 void dtr__ddp_fill_zero(dtr_ddp *ddp, dtr__ddp_param *p) {
     dtr__ddp_check_unsent(ddp, p->bucket);
+    if (dtr__ddp_on_device(ddp)) {
+        atomic_store(&p->put, DTR__PUT_ZERO);
+        return;
+    }
     note(ddp, ddp->mover->zero(p->slot->data, slot_nbytes(p), NULL), (size_t)(p - ddp->params));
 }
 
 void dtr__ddp_zero(dtr_ddp *ddp, void *at, size_t nbytes) {
-    note(ddp, ddp->mover->zero(at, nbytes, NULL), DTR__NONE);
+    const dtr__ddp_at where = inward(ddp);
+    note(ddp, ddp->mover->zero(at, nbytes, &where), DTR__NONE);
 }
 
 uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p) {
@@ -120,7 +136,7 @@ uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p) {
     if (!p->same_layout && grad->data != p->slot->data) {
         return 0;
     }
-    return ddp->mover->hash(grad->data, grad->numel * dtr_dtype_size(grad->dtype), NULL);
+    return ddp->mover->hash(grad->data, grad->numel * dtr_dtype_size(grad->dtype));
 }
 
 void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i) {
@@ -128,7 +144,7 @@ void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i) {
         return;
     }
     const dtr__ddp_param *p = &ddp->params[i];
-    size_t at = ddp->mover->find_nan(p->slot->data, p->slot->numel, p->slot->dtype, NULL);
+    size_t at = ddp->mover->find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
     if (at < p->slot->numel) {
         dtr__ddp_note(ddp, DTR_ERR_NAN, i,
                       "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
@@ -161,7 +177,8 @@ static size_t add_pieces(dtr_ddp *ddp, dtr__ddp_param *p, dtr__ddp_piece *pieces
 void dtr__ddp_move_out(dtr_ddp *ddp, const dtr__ddp_piece *pieces, size_t n, size_t nbytes,
                        const char *label, int64_t begin) {
     if (n > 0) {
-        note(ddp, ddp->mover->move(pieces, n, 1, NULL), DTR__NONE);
+        const dtr__ddp_at where = outward(ddp);
+        note(ddp, ddp->mover->move(pieces, n, 1, &where), DTR__NONE);
     }
     if (nbytes > 0) {
         atomic_fetch_add_explicit(&ddp->copied_out, nbytes, memory_order_relaxed);
@@ -209,7 +226,8 @@ void dtr__ddp_slot_keep(dtr_ddp *ddp, const dtr__ddp_param *p, void *kept, bool 
         piece.to = p->slot->data;
         piece.from = kept;
     }
-    note(ddp, ddp->mover->move(&piece, 1, 1, NULL), (size_t)(p - ddp->params));
+    const dtr__ddp_at where = back ? outward(ddp) : inward(ddp);
+    note(ddp, ddp->mover->move(&piece, 1, 1, &where), (size_t)(p - ddp->params));
     atomic_fetch_add_explicit(back ? &ddp->copied_in : &ddp->copied_out, slot_nbytes(p),
                               memory_order_relaxed);
 }

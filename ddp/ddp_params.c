@@ -81,17 +81,6 @@ static dtr_status check_device(const dtr_ddp *ddp, const dtr_tensor *t, const ch
     return DTR_OK;
 }
 
-/* All are on one device by now. */
-static dtr_status check_host(const dtr_ddp *ddp) {
-    for (size_t i = 0; i < ddp->n; i++) {
-        const dtr_tensor *t = ddp->params[i].value;
-        DTR_REQUIRE(t == NULL || t->device.type == DTR_CPU, NULL, DTR_ERR_DEVICE,
-                    "'%s' (%zu) is on a CUDA device, and this build averages host memory only",
-                    ddp->params[i].name, i);
-    }
-    return DTR_OK;
-}
-
 static dtr_status take_grad(const dtr_ddp *ddp, dtr__ddp_param *p, const dtr_param *given,
                             size_t i) {
     dtr_dtype d = dtr__ddp_grad_dtype(ddp, p);
@@ -360,7 +349,6 @@ dtr_status dtr__ddp_params_read(dtr_ddp *ddp, const dtr_param *params, size_t n,
     for (size_t k = 0; k < o->n_buffers; k++) {
         DTR_TRY(take_buffer(ddp, &o->buffers[k], k));
     }
-    DTR_TRY(check_host(ddp));
     DTR_TRY(check_unique(ddp->params, n, "parameter"));
     DTR_TRY(check_unique(ddp->buffers, o->n_buffers, "buffer"));
     DTR_TRY(find_aliases(ddp));
@@ -381,6 +369,7 @@ static void free_list(dtr__ddp_param *p, size_t n) {
         dtr_tensor_release(atomic_load(&p[i].grad));
         dtr_tensor_release(p[i].parked);
         dtr_tensor_release(p[i].slot);
+        dtr_tensor_release(p[i].kept);
         dtr_tensor_release(p[i].shadow);
         dtr_tensor_release(p[i].full);
         dtr_tensor_release(p[i].rows);
@@ -412,7 +401,7 @@ dtr_status dtr__ddp_plan_for(const dtr_ddp *ddp, const size_t *order, size_t n_o
             .numel = q->trainable ? q->value->numel : 0,
             .dtype = ddp->set.has_reduce_dtype && !q->sparse ? ddp->set.reduce_dtype : own,
             .sparse = q->sparse,
-            .device = { DTR_CPU, 0 },
+            .device = ddp->device,
         };
     }
     dtr_status s = dtr__plan_build(p, ddp->n, order, n_order, ddp->set.limits, ddp->set.n_limits,

@@ -146,6 +146,7 @@ dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
     }
     pthread_mutex_lock(&ddp->stats_lock);
     if (changed) {
+        (void)dtr__ddp_device_leave(ddp); /* values move behind their way out */
         dtr__ddp_layout_use(ddp, &layout);
         if (ddp->hook.forget != NULL) {
             ddp->hook.forget(ddp->hook.state);

@@ -224,7 +224,11 @@ static void write_description(const dtr_ddp *ddp, const char *before, dtr__text 
         const dtr_tensor *v = ddp->params[ddp->trainable[k]].value;
         bytes += v->numel * dtr_dtype_size(v->dtype);
     }
-    dtr__text_add(t, "ranks: %d\ndevice: cpu\nbackend: %s\n", ddp->size,
+    char device[32] = "cpu";
+    if (dtr__ddp_on_device(ddp)) {
+        snprintf(device, sizeof device, "cuda:%d", ddp->gpu.index);
+    }
+    dtr__text_add(t, "ranks: %d\ndevice: %s\nbackend: %s\n", ddp->size, device,
                   ddp->backend != NULL ? ddp->backend : "");
     dtr__text_add(t, "parameters: %zu, trainable %zu with %zu bytes, dtypes", ddp->n,
                   ddp->n_trainable, bytes);

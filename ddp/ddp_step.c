@@ -21,6 +21,7 @@ static dtr_status check(dtr_ddp *ddp, const char *entry, dtr_ddp_step_fn fn, con
                 "with dtr_ddp_full_grad",
                 entry, dtr_dtype_name(ddp->set.param_dtype));
     DTR_TRY(dtr__zero_refuse(ddp, entry));
+    DTR_TRY(dtr__ddp_device_refuse(ddp, entry));
     for (size_t k = 0; k < n; k++) {
         size_t i = params[k];
         DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));

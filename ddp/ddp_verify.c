@@ -98,7 +98,7 @@ static uint64_t entry_hash(const dtr__ddp_param *p) {
     h = dtr__hash_u64(h, p->flags);
     h = dtr__hash_u64(h, p->same_as);
     if (p->value != NULL) {
-        h = dtr__hash_u64(h, (uint64_t)p->value->dtype);
+        h = dtr__hash_u64(h, (uint64_t)p->value->device.type << 8 | (uint64_t)p->value->dtype);
         h = dtr__hash_u64(h, (uint64_t)p->value->ndim);
         for (int d = 0; d < p->value->ndim; d++) {
             h = dtr__hash_u64(h, (uint64_t)p->value->shape[d]);
@@ -129,6 +129,7 @@ static void describe(const dtr__ddp_param *p, char *text) {
             dtr__text_add(&t, " strides %s",
                           dtr__shape_text(p->value->ndim, p->value->strides, strides));
         }
+        dtr__text_add(&t, "%s", p->value->device.type != DTR_CPU ? " on a CUDA device" : "");
     }
     dtr__text_add(&t, "%s%s%s%s", p->flags & DTR_PARAM_FROZEN ? " frozen" : "",
                   p->flags & DTR_PARAM_IGNORED ? " ignored" : "",
@@ -344,6 +345,7 @@ static dtr_status compare_values(dtr_ddp *ddp) {
 static dtr_status ddp_check_equal(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_check_equal";
     DTR_TRY(dtr__ddp_check(ddp, entry));
+    DTR_TRY(dtr__ddp_device_refuse(ddp, entry));
     int idle = DTR__DDP_IDLE;
     if (!atomic_compare_exchange_strong(&ddp->state, &idle, DTR__DDP_BUSY)) {
         return dtr__ddp_refuse(ddp, entry, "call it between iterations");

@@ -124,6 +124,7 @@ static dtr_status fill(dtr_optim *o, const dtr_optim_options *given) {
     DTR_TRY(read_options(given, &o->o));
     DTR_REQUIRE(o->zero != NULL || ddp->zero == NULL, NULL, DTR_ERR_ARG,
                 "dtr_optim_create: zero is NULL, but the module is sharded; give its dtr_zero");
+    DTR_TRY(dtr__ddp_device_refuse(ddp, "dtr_optim_create"));
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         const dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
         DTR_REQUIRE(serves(p->value->dtype), NULL, DTR_ERR_UNSUPPORTED,

@@ -65,6 +65,7 @@ static dtr_status check_module(const dtr_ddp *ddp) {
                        : ddp->hook.fn != NULL               ? "a communication hook"
                        : ddp->step.fn != NULL               ? "step callbacks"
                        : ddp->join.begun                    ? "a join"
+                       : dtr__ddp_on_device(ddp)            ? "parameters on a CUDA device"
                        : ddp->delayed.trigger != DTR__NONE  ? "delayed parameters"
                        : ddp->delayed.n > 0                 ? "delayed parameters"
                                                             : NULL;

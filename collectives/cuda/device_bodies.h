@@ -249,10 +249,9 @@ DTR__BODY void dtr__part_bytes(const dtr__part *p, double alpha, unsigned lane) 
         }                                                                                        \
     }
 /* The type of computation is that of the source. */
-#define DTR__DEFINE_PARTS(from_, c)                                  \
-    DTR__DEFINE_PART(f16, from_, c)                                  \
-    DTR__DEFINE_PART(bf16, from_, c) DTR__DEFINE_PART(f32, from_, c) \
-        DTR__DEFINE_PART(f64, from_, c)
+#define DTR__DEFINE_PARTS(from_, c) \
+    DTR__DEFINE_PART(f16, from_, c) \
+    DTR__DEFINE_PART(bf16, from_, c) DTR__DEFINE_PART(f32, from_, c) DTR__DEFINE_PART(f64, from_, c)
 DTR__KERNEL_TYPES(DTR__DEFINE_PARTS)
 
 #define DTR__DEFINE_MANY_SIZED(name, size)                                                        \

@@ -48,3 +48,12 @@ dtr_add_device_why_test(nccl "" "CUDA memory, 8 ranks on 2 nodes.*nccl is chosen
 dtr_add_device_why_test(op "" "nccl   cannot: NCCL has no bit operations.*stage is chosen: nccl cannot" allreduce i32 1K --op band)
 dtr_add_device_why_test(shared cuda:nccl "cannot: NCCL puts no two ranks on one GPU.*refused with DTR_ERR_UNSUPPORTED"
   alltoall f32 1K --one-gpu)
+
+# DDP on the device: over NCCL, with random delays too, over stage, and where the ranks share a GPU.
+dtr_add_double_mpi_test(double_ddp NPROCS 2 SOURCES ddp_gpu.c LIBS fake_cudart)
+dtr_add_mpi_run(double_ddp_delays TARGET test_double_ddp NPROCS 1 4 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_CUDA_DELAY_US=30 DTR_FAKE_CUDA_SEED=5)
+dtr_add_mpi_run(double_ddp_stage TARGET test_double_ddp NPROCS 1 4 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_FAKE_CUDA_DELAY_US=30 DTR_FAKE_CUDA_SEED=5)
+dtr_add_mpi_run(double_ddp_shared TARGET test_double_ddp NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_STAGE=1 DTR_FAKE_CUDA_UUID=one)

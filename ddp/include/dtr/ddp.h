@@ -90,7 +90,7 @@ typedef struct dtr_ddp_options {
  * be NULL. Memory beyond the parameters: one copy of the gradients in node-shared memory.
  *  @collective all members of the group
  *  @blocking   until all have entered
- *  @gpu        parameters in host memory only
+ *  @gpu        all on one device, with contents that are complete there; the host waits for it
  *  @errors     agreed: DTR_ERR_ARG, DTR_ERR_DTYPE, DTR_ERR_SHAPE, DTR_ERR_DEVICE, DTR_ERR_STATE,
  * DTR_ERR_UNSUPPORTED (naming rank and parameter or option), DTR_ERR_MISMATCH (models or options
  * differ), DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere; those of the group
@@ -223,7 +223,7 @@ DTR_API dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_
  * reported several times per iteration, the last one counts.
  *  @collective no; any order, any thread
  *  @blocking   no
- *  @gpu        host memory only; the stream is ignored
+ *  @gpu        the gradient is final behind what `stream` holds now; several streams may take part
  *  @errors     local: DTR_ERR_ARG (index, frozen, ignored); DTR_ERR_STATE (twice, listed as unused,
  * evaluating, too late) and DTR_ERR_GRAPH (static_graph: more often than learned), which
  * dtr_ddp_backward_end returns again on every rank
@@ -233,8 +233,8 @@ DTR_API dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream);
 /** End the iteration: wait until every gradient is the average over all ranks. Without sync it only
  * ends the iteration. Another thread's dtr_ddp_grad_ready must have returned.
  *  @collective all members, unless sync is off for this iteration; several modules in one order
- *  @blocking   until the averages are in the gradients
- *  @gpu        host memory only; the stream is ignored
+ *  @blocking   until the averages are in the gradients; on a GPU until all ranks have called
+ *  @gpu        averages are there behind what `stream` holds on return (host memory: at once)
  *  @errors     agreed: DTR_ERR_STATE (a parameter was not ready, or ready twice; names it and the
  * rank), DTR_ERR_GRAPH, DTR_ERR_NAN; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
  * DTR_ERR_REMOTE, DTR_ERR_MPI end the module. Local: DTR_ERR_STATE (no iteration can end here)
@@ -361,7 +361,7 @@ DTR_API dtr_status dtr_ddp_get_stats(const dtr_ddp *ddp, dtr_ddp_stats *stats);
 /** Replace buffer k by another tensor of the same dtype and shape.
  *  @collective no, but all ranks must do it alike
  *  @blocking   no
- *  @gpu        host memory only
+ *  @gpu        on the module's device
  *  @errors     DTR_ERR_ARG (index, tensor), DTR_ERR_DTYPE, DTR_ERR_SHAPE, DTR_ERR_STATE (another
  * call is running)
  *  @since 0.1 */
