@@ -118,6 +118,9 @@ dtr_status dtr_coalesce_begin(dtr_group *g) {
 
 /* The last steps of calls that will not run. */
 static void finish_recorded(dtr__scope *scope) {
+    if (dtr__progress_stuck(scope->group->world)) {
+        return; /* that thread may hold the lock for ever */
+    }
     pthread_mutex_lock(scope->group->progress);
     for (size_t i = 0; i < scope->n; i++) {
         dtr__finish *f = scope->calls[i]->finish;

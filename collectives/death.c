@@ -23,9 +23,9 @@ static bool has_member(const dtr_group *g, int world_rank) {
     return false;
 }
 
-void dtr__rank_lost(dtr_world *world, int world_rank, const char *text, bool tell,
-                    dtr__queue *called) {
-    if (!dtr__rank_died(world, world_rank, text) || world->groups == NULL) {
+void dtr__rank_lost(dtr_world *world, int world_rank, dtr_status status, const char *text,
+                    bool tell, dtr__queue *called) {
+    if (!dtr__rank_died(world, world_rank, status, text) || world->groups == NULL) {
         return;
     }
     dtr_error before = DTR_ERROR_INIT;
@@ -37,13 +37,13 @@ void dtr__rank_lost(dtr_world *world, int world_rank, const char *text, bool tel
     for (dtr_group *g = gs->first; g != NULL; g = g->next) {
         if (atomic_load(&g->status) == DTR_OK && has_member(g, world_rank)) {
             dtr__error_context ctx = { .world = world, .group = g->name };
-            (void)DTR_FAIL(&ctx, DTR_ERR_REMOTE,
+            (void)DTR_FAIL(&ctx, status,
                            "%s. Group '%s' is broken: outputs of its unfinished operations are "
                            "undefined",
                            text, g->name);
             atomic_store(&g->lost, world_rank + 1);
             atomic_store(&g->told, !tell);
-            dtr__group_break_with(g, DTR_ERR_REMOTE, called);
+            dtr__group_break_with(g, status, called);
         }
     }
     pthread_mutex_unlock(&gs->lock);
@@ -63,14 +63,15 @@ void dtr__rank_ended(dtr_world *world, int world_rank) {
     snprintf(text, sizeof text, "%s %s: %s", dtr__peer_name(world, world_rank, name, sizeof name),
              left ? "ended without dtr_world_destroy" : "died",
              dtr__peer_doing(world, world_rank, doing, sizeof doing));
-    dtr__rank_lost(world, world_rank, text, true, &called);
+    dtr__rank_lost(world, world_rank, DTR_ERR_REMOTE, text, true, &called);
     dtr__callbacks_run(&called);
 }
 
-void dtr__rank_lost_elsewhere(dtr_world *world, int world_rank, const char *text) {
+void dtr__rank_reported(dtr_world *world, int world_rank, dtr_status status, const char *text) {
     dtr__queue called = { NULL, NULL };
-    /* The other ranks of this node read it from the board, those of other nodes hear it too. */
-    dtr__rank_lost(world, world_rank, text, false, &called);
+    /* Of ranks elsewhere the others of this node read on the board, and other nodes hear it too. */
+    dtr__rank_lost(world, world_rank, status, text, world->node_of[world_rank] == world->node,
+                   &called);
     dtr__callbacks_run(&called);
 }
 

@@ -7,12 +7,13 @@
 
 /* A rank of this node has ended: called by the watchdog. Breaks every group that it is in. */
 void dtr__rank_ended(dtr_world *world, int world_rank);
-/* The same of a rank of another node, as the control plane tells. */
-void dtr__rank_lost_elsewhere(dtr_world *world, int world_rank, const char *text);
-/* The same of a rank of any node, with the text of whoever saw it. `tell`: tell the other members.
- * This thread's last error stays. */
-void dtr__rank_lost(dtr_world *world, int world_rank, const char *text, bool tell,
-                    dtr__queue *called);
+/* The same, with the text of whoever saw it: of a rank of another node, as the control plane tells,
+ * or of one that lives but does not move (DTR_ERR_TIMEOUT). */
+void dtr__rank_reported(dtr_world *world, int world_rank, dtr_status status, const char *text);
+/* The same of a rank of any node. `tell`: tell the other members. This thread's last error stays.
+ */
+void dtr__rank_lost(dtr_world *world, int world_rank, dtr_status status, const char *text,
+                    bool tell, dtr__queue *called);
 /* The first dead rank of a list, with what is known of it; -1: none. */
 int dtr__first_dead(const dtr_world *world, const int *world_ranks, int n, const char **text);
 

@@ -87,6 +87,10 @@ static dtr_status group_destroy(dtr_group *group) {
     if (still_referenced(group)) {
         return DTR_OK;
     }
+    if (dtr__progress_stuck(group->world)) {
+        dtr__group_unlist(group); /* all else may be in the hands of that thread */
+        return DTR_OK;
+    }
     if (!dtr__mpi_alive()) {
         take_down(group);
         return DTR_FAIL(&ctx, DTR_ERR_STATE,

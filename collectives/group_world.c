@@ -160,7 +160,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr__group_list(own);
     dtr__rec_phase(world, DTR__PHASE_RUNNING);
     s = dtr__agree_status(world, world->comm,
-                          dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_lost_elsewhere),
+                          dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_reported),
                           "world creation");
     if (s < 0) {
         close_all(world, true);

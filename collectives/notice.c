@@ -208,7 +208,9 @@ static void take_in(dtr__notices *ns, dtr__queue *called) {
         } else if (nbytes == sizeof(*n) && n->epoch == ns->epoch) {
             bool delivered = deliver(ns, n, called);
             if (n->lost > 0 && n->lost <= ns->world->size) {
-                dtr__rank_lost(ns->world, n->lost - 1, n->text, false, called);
+                dtr__rank_lost(ns->world, n->lost - 1,
+                               n->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE,
+                               n->text, false, called);
             } else if (!delivered) {
                 ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
             }

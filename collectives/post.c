@@ -51,8 +51,8 @@ dtr_status dtr__post(dtr_world *world, dtr__letter **out, int to, int tag, const
     if (tail_nbytes > 0) {
         memcpy(letter->data + head_nbytes, tail, tail_nbytes);
     }
-    int code =
-        MPI_Isend(letter->data, (int)nbytes, MPI_BYTE, to, tag, world->comm, &letter->request);
+    int code = DTR_INSIDE(MPI_Isend, letter->data, (int)nbytes, MPI_BYTE, to, tag, world->comm,
+                          &letter->request);
     if (code != MPI_SUCCESS) {
         free(letter);
         return dtr__error_mpi(&ctx, code, "MPI_Isend", __FILE__, __LINE__);
@@ -66,7 +66,7 @@ void dtr__post_reap(dtr__letter **out) {
     for (dtr__letter **at = out; *at != NULL;) {
         dtr__letter *letter = *at;
         int gone = 0;
-        MPI_Test(&letter->request, &gone, MPI_STATUS_IGNORE);
+        DTR_INSIDE(MPI_Test, &letter->request, &gone, MPI_STATUS_IGNORE);
         if (gone) {
             *at = letter->next;
             free(letter);
@@ -97,10 +97,10 @@ dtr_status dtr__receive(dtr_world *world, int tag, void **message, size_t *nbyte
     DTR_MPI(&ctx, MPI_Get_count(&status, MPI_BYTE, &count));
     void *data = malloc(count > 0 ? (size_t)count : 1);
     if (data == NULL) { /* take the message all the same, or it is found again for ever */
-        MPI_Mrecv(NULL, 0, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+        DTR_INSIDE(MPI_Mrecv, NULL, 0, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a message of %d bytes", count);
     }
-    int code = MPI_Mrecv(data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+    int code = DTR_INSIDE(MPI_Mrecv, data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) {
         free(data);
         return dtr__error_mpi(&ctx, code, "MPI_Mrecv", __FILE__, __LINE__);

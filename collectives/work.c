@@ -207,7 +207,9 @@ bool dtr__in_callback(const dtr_world *world) {
 static void call_back(dtr_work *w, void (*fn)(dtr_work *, dtr_status, void *), void *arg) {
     inside here = { w->world, innermost };
     innermost = &here;
+    dtr__inside("a completion callback");
     fn(w, w->status, arg);
+    dtr__inside(NULL);
     innermost = here.outer;
 }
 

@@ -56,6 +56,10 @@ static dtr_status world_destroy(dtr_world *world, const void *return_address) {
                 "dtr_world_destroy inside a completion callback of the same world would wait for "
                 "itself; call it from the program's own thread");
     dtr__tenants_evict(world);
+    if (dtr__progress_stuck(world)) {
+        dtr__world_abandon(world);
+        return DTR_OK;
+    }
     dtr_status s = dtr__groups_close(world, dtr__mpi_alive(), return_address);
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
     DTR_KEEP_FIRST(s, dtr__world_close(world));

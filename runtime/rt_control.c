@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "rt_control_parts.h"
+#include "rt_fork.h"
 
 /* ---- opening ---- */
 
@@ -44,7 +45,8 @@ static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, s
     }
     struct epoll_event e = { .events = EPOLLIN };
     uint16_t port = 0;
-    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    dtr__private_fd_begin();
+    c->epoll = dtr__private_fd_end(epoll_create1(EPOLL_CLOEXEC));
     c->listener = c->epoll >= 0 ? dtr__link_listen(&port) : -1;
     if (c->listener < 0 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &e) != 0) {
         snprintf(why, cap, "%s", strerror(errno));
@@ -58,7 +60,7 @@ void dtr__control_close_sockets(dtr__control *c) {
     const int fds[] = { c->listener, c->epoll };
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
         if (fds[i] >= 0) {
-            close(fds[i]);
+            dtr__private_fd_close(fds[i]);
         }
     }
     c->listener = c->epoll = -1;

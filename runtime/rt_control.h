@@ -23,7 +23,8 @@ _Static_assert(sizeof(dtr__digest) % sizeof(uint64_t) == 0, "kept word by word")
 
 typedef struct dtr__control dtr__control;
 /* `died` is told of ranks of other nodes, on the watchdog thread; it must not block. */
-typedef void (*dtr__control_lost)(dtr_world *world, int world_rank, const char *text);
+typedef void (*dtr__control_lost)(dtr_world *world, int world_rank, dtr_status status,
+                                  const char *text);
 
 /* Collective over the world. Where there is one node, DTR_CONTROL_MS is 0 anywhere or no socket can
  * be made (one warning), the world does without. Only MPI and memory can fail. */
@@ -34,6 +35,7 @@ void dtr__control_close(dtr_world *world);
 int dtr__control_fd(const dtr_world *world); /* readable when there is something to do; -1: none */
 void dtr__control_round(dtr_world *world, dtr__control_lost lost);
 void dtr__control_tell_death(dtr_world *world, int world_rank); /* of this node */
+void dtr__control_tell_dump(dtr_world *world, const char *cause);
 void dtr__control_leave(dtr_world *world); /* the thread has ended: say goodbye */
 
 /* ---- any thread ---- */
@@ -54,8 +56,10 @@ size_t dtr__board_bytes(int n_ranks);
 void dtr__board_init(dtr__board *b, int n_ranks);
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__digest *d);
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d);
-void dtr__board_put_death(dtr__board *b, int world_rank, const char *text); /* the first counts */
-const char *dtr__board_death(const dtr__board *b, int world_rank);          /* NULL: none */
-uint32_t dtr__board_deaths(const dtr__board *b);                            /* how many */
+/* The first counts. */
+void dtr__board_put_death(dtr__board *b, int world_rank, dtr_status status, const char *text);
+/* NULL: none. */
+const char *dtr__board_death(const dtr__board *b, int world_rank, dtr_status *status);
+uint32_t dtr__board_deaths(const dtr__board *b); /* how many */
 
 #endif /* DTR_RT_CONTROL_H */

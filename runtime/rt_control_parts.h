@@ -9,7 +9,7 @@
 
 #define MS INT64_C(1000000)
 enum {
-    ADDRESSES = 4,
+    ADDRESSES = 6,
     LINKS_MOST = 8192,
     STRANGERS_MOST = 64,   /* connections that have not said HELLO, beside one per node */
     REPORTS_PER_ROUND = 16 /* links that get the full report in one period */
@@ -23,8 +23,8 @@ typedef struct offer {
     uint32_t pid;
     uint16_t port; /* 0: it takes no part */
     uint16_t n_addresses;
-    uint32_t address[ADDRESSES]; /* in network order */
-    uint64_t machine;            /* equal where loopback leads from one to the other */
+    struct in6_addr address[ADDRESSES];
+    uint64_t machine; /* equal where loopback leads from one to the other */
     char host[64];
 } offer;
 

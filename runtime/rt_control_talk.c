@@ -13,14 +13,15 @@
 #include <dtr/version.h>
 
 #include "rt_control_parts.h"
+#include "rt_dump.h"
 
 /* ---- deaths ---- */
 
-static void lose(dtr_world *world, int rank, const char *text) {
+static void lose(dtr_world *world, int rank, dtr_status status, const char *text) {
     dtr__control *c = world->control;
     if (!dtr__rank_dead(world, rank) && !atomic_load(&c->ended)) {
-        dtr__board_put_death(c->board, rank, text);
-        c->lost(world, rank, text);
+        dtr__board_put_death(c->board, rank, status, text);
+        c->lost(world, rank, status, text);
     }
 }
 
@@ -48,7 +49,7 @@ static void lose_suspect(dtr_world *world, int rank, int64_t now) {
             "has ended",
             rank, o->host, o->pid);
     }
-    lose(world, rank, text);
+    lose(world, rank, DTR_ERR_REMOTE, text);
 }
 
 /* The kernel has given up waiting for its host. */
@@ -61,13 +62,13 @@ static void lose_node(dtr_world *world, int n, const char *why) {
                      "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
                      "%g s (%s)",
                      r, c->offer[r].host, c->offer[r].pid, n, c->offer[r].host, c->silence_s, why);
-            lose(world, r, text);
+            lose(world, r, DTR_ERR_REMOTE, text);
         }
     }
 }
 
 static void send_death(dtr_world *world, dtr__link *l, int rank) {
-    dtr__wire_death d = { .rank = rank };
+    dtr__wire_death d = { .rank = rank, .status = (int32_t)dtr__rank_death_status(world, rank) };
     snprintf(d.text, sizeof d.text, "%s", dtr__rank_death(world, rank));
     dtr__link_send(l, DTR__WIRE_DEATH, &d, sizeof d);
 }
@@ -81,14 +82,26 @@ void dtr__control_tell_death(dtr_world *world, int world_rank) {
     }
 }
 
+void dtr__control_tell_dump(dtr_world *world, const char *cause) {
+    dtr__control *c = dtr__control_in_use(world);
+    char text[DTR__WIRE_DUMP_TEXT] = "";
+    snprintf(text, sizeof text, "%s", cause);
+    for (dtr__link *l = c != NULL ? c->links : NULL; l != NULL; l = l->next) {
+        if (l->greeted) {
+            dtr__link_send(l, DTR__WIRE_DUMP, text, sizeof text);
+        }
+    }
+}
+
 /* What other ranks of this node have heard. */
 static void read_boards(dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size; i++) {
         uint32_t deaths = c->boards[i] != NULL ? dtr__board_deaths(c->boards[i]) : 0;
         for (int r = 0; deaths != c->read[i] && r < world->size; r++) {
-            const char *text = dtr__board_death(c->boards[i], r);
+            dtr_status status;
+            const char *text = dtr__board_death(c->boards[i], r, &status);
             if (text != NULL && world->node_of[r] != world->node) {
-                lose(world, r, text);
+                lose(world, r, status, text);
             }
         }
         c->read[i] = deaths;
@@ -181,7 +194,7 @@ static void take_death(dtr_world *world, const dtr__link *l, const void *data, s
     if (is_theirs(world, l, d.rank)) {
         d.text[DTR__DEATH_TEXT - 1] = '\0';
         clear_suspicion(world->control, d.rank);
-        lose(world, d.rank, d.text);
+        lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text);
     }
 }
 
@@ -205,6 +218,8 @@ static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
         take_digest(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_DEATH) {
         take_death(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_DUMP && nbytes == DTR__WIRE_DUMP_TEXT) {
+        dtr__dump_far(world, data);
     } else if (kind == DTR__WIRE_LEAVE) {
         take_leave(world->control, l, data, nbytes);
     }
@@ -348,17 +363,17 @@ static bool is_acting(const dtr_world *world, const dtr__control *c, int64_t now
 }
 
 /* Loopback leads to ranks of the same host and network namespace only. */
-static bool address_of(const dtr_world *world, const offer *to, int i, struct in_addr *address) {
+static bool address_of(const dtr_world *world, const offer *to, int i, struct in6_addr *address) {
     bool here = to->machine == world->control->offer[world->rank].machine;
     if (here && i == 0) {
-        address->s_addr = htonl(INADDR_LOOPBACK);
+        *address = dtr__link_ipv4(htonl(INADDR_LOOPBACK));
         return true;
     }
     i -= here;
     if (i >= to->n_addresses || i >= ADDRESSES) {
         return false;
     }
-    address->s_addr = to->address[i];
+    *address = to->address[i];
     return true;
 }
 
@@ -374,7 +389,7 @@ static int rank_at(const dtr_world *world, int n, int local_rank) {
 
 static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
     node *n = &c->node[at];
-    struct in_addr address;
+    struct in6_addr address;
     int rank = rank_at(world, at, n->turn);
     bool worth = rank >= 0 && !c->gone[rank] && !dtr__rank_dead(world, rank) && !c->refused[rank];
     if (!worth || !address_of(world, &c->offer[rank], n->address, &address)) {
@@ -393,8 +408,8 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
         return;
     }
     int failure = 0;
-    n->call =
-        add_link(c, dtr__link_dial(address, c->offer[rank].port, c->epoll, c->silence_s, &failure));
+    n->call = add_link(
+        c, dtr__link_dial(&address, c->offer[rank].port, c->epoll, c->silence_s, &failure));
     if (n->call != NULL) {
         n->call->rank = rank;
     } else {

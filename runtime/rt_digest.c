@@ -12,7 +12,7 @@ enum { WORDS = sizeof(dtr__digest) / sizeof(uint64_t), TRIES = 4 };
 typedef struct entry {
     _Atomic uint64_t version; /* odd while the words change, 0 before the first report */
     _Atomic uint64_t word[WORDS];
-    _Atomic uint32_t dead; /* 1: `death` is complete and stays */
+    _Atomic int32_t dead; /* a dtr_status < 0: `death` is complete and stays; 0: none */
     char death[DTR__DEATH_TEXT];
 } entry;
 
@@ -65,18 +65,19 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
     return false;
 }
 
-void dtr__board_put_death(dtr__board *b, int world_rank, const char *text) {
+void dtr__board_put_death(dtr__board *b, int world_rank, dtr_status status, const char *text) {
     entry *e = &b->entry[world_rank];
     if (atomic_load(&e->dead) == 0) {
         snprintf(e->death, sizeof e->death, "%s", text);
-        atomic_store(&e->dead, 1);
+        atomic_store(&e->dead, (int32_t)status);
         atomic_fetch_add(&b->deaths, 1);
     }
 }
 
-const char *dtr__board_death(const dtr__board *b, int world_rank) {
+const char *dtr__board_death(const dtr__board *b, int world_rank, dtr_status *status) {
     const entry *e = &b->entry[world_rank];
-    return atomic_load(&e->dead) != 0 ? e->death : NULL;
+    *status = (dtr_status)atomic_load(&e->dead);
+    return *status != DTR_OK ? e->death : NULL;
 }
 
 uint32_t dtr__board_deaths(const dtr__board *b) {

@@ -24,6 +24,8 @@ struct dtr__dump {
     bool said;                       /* lock; that dumps cannot be written */
     /* The watchdog's: what has been dealt with. */
     uint32_t signals, requests, *asked; /* [local size] */
+    uint32_t *far;                      /* [local size] news of other nodes */
+    char tell[CAUSE_BYTES];             /* to other nodes; "": nothing */
     bool *failed;                       /* [local size] */
 };
 
@@ -287,6 +289,14 @@ static bool is_known(const struct dtr__dump *d, const char *text) {
     return false;
 }
 
+static bool add_failure(struct dtr__dump *d, const char *text) {
+    if (!d->on_error || is_known(d, text)) {
+        return false;
+    }
+    add_cause(d, text);
+    return true;
+}
+
 static bool look_at_failure(struct dtr__dump *d, const dtr__rec_header *h, int local_rank) {
     char text[CAUSE_BYTES];
     uint32_t version = atomic_load(&h->failure.version);
@@ -297,11 +307,27 @@ static bool look_at_failure(struct dtr__dump *d, const dtr__rec_header *h, int l
     snprintf(text, sizeof text, "%.40s #%" PRIu64 " of group '%.64s' failed",
              h->failure.operation[0] != '\0' ? h->failure.operation : "operation", h->failure.seq,
              h->failure.group);
-    if (!d->on_error || is_known(d, text)) {
+    return add_failure(d, text) && snprintf(d->tell, sizeof d->tell, "%s", text) > 0;
+}
+
+/* O6: the first error of a job asks all of its ranks, also those that are in no group with it. */
+static bool look_at_far(struct dtr__dump *d, const dtr__rec_header *h, int local_rank) {
+    char text[sizeof h->far_failure];
+    uint32_t news = atomic_load(&h->far_failures);
+    if (news == d->far[local_rank]) {
         return false;
     }
-    add_cause(d, text);
-    return true;
+    d->far[local_rank] = news;
+    memcpy(text, h->far_failure, sizeof text);
+    text[sizeof text - 1] = '\0';
+    return add_failure(d, text);
+}
+
+void dtr__dump_far(dtr_world *world, const char *cause) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    memcpy(h->far_failure, cause, sizeof h->far_failure);
+    h->far_failure[sizeof h->far_failure - 1] = '\0';
+    atomic_fetch_add(&h->far_failures, 1);
 }
 
 static bool look_at_request(const dtr_world *world, struct dtr__dump *d, const dtr__rec_header *h,
@@ -321,6 +347,7 @@ static bool look_at_request(const dtr_world *world, struct dtr__dump *d, const d
 static bool look_at_rank(const dtr_world *world, struct dtr__dump *d, int local_rank) {
     const dtr__rec_header *h = header_of(world, local_rank);
     bool failed = h != NULL && look_at_failure(d, h, local_rank);
+    failed = (h != NULL && look_at_far(d, h, local_rank)) || failed;
     return (h != NULL && look_at_request(world, d, h, local_rank)) || failed;
 }
 
@@ -332,6 +359,9 @@ void dtr__dump_round(dtr_world *world) {
     for (int i = 0; i < world->local_size; i++) {
         wanted = look_at_rank(world, d, i) || wanted;
     }
+    char tell[CAUSE_BYTES];
+    snprintf(tell, sizeof tell, "%s", d->tell);
+    d->tell[0] = '\0';
     dtr_status s = wanted ? dump(world, d, path, sizeof path) : DTR_OK;
     /* Errors without a folder for dumps are nothing new to say. */
     bool say = s < 0 && !d->said && (on_request || s != DTR_ERR_UNSUPPORTED);
@@ -340,6 +370,9 @@ void dtr__dump_round(dtr_world *world) {
         snprintf(why, sizeof why, "%s", dtr_last_error_message());
     }
     pthread_mutex_unlock(&d->lock);
+    if (tell[0] != '\0') {
+        dtr__control_tell_dump(world, tell);
+    }
     if (say) {
         DTR_WARN(world, "%s", why);
     } else if (wanted && s == DTR_OK) {
@@ -358,7 +391,8 @@ dtr_status dtr__dump_open(dtr_world *world) {
     world->dump = d;
     d->asked = calloc((size_t)world->local_size, sizeof *d->asked);
     d->failed = calloc((size_t)world->local_size, sizeof *d->failed);
-    DTR_REQUIRE(d->asked != NULL && d->failed != NULL, &ctx, DTR_ERR_NOMEM,
+    d->far = calloc((size_t)world->local_size, sizeof *d->far);
+    DTR_REQUIRE(d->asked != NULL && d->failed != NULL && d->far != NULL, &ctx, DTR_ERR_NOMEM,
                 "no memory for the state of dumps");
     d->on_error = dtr__opt_number(&world->options, DTR__OPT_DUMP) != 0;
     int number = (int)dtr__opt_number(&world->options, DTR__OPT_DUMP_SIGNAL);
@@ -389,6 +423,7 @@ void dtr__dump_close(dtr_world *world) {
         }
         pthread_mutex_destroy(&d->lock);
         free(d->asked);
+        free(d->far);
         free(d->failed);
         free(d);
         world->dump = NULL;

@@ -22,6 +22,10 @@ void dtr__dump_round(dtr_world *world);
  * watchdog ends, so that nothing is waited for. `since_ns` is the caller's, 0 at first. */
 void dtr__abort_round(const dtr_world *world, int64_t *since_ns, bool last);
 
+/* A group has broken on another node; `cause` is a text of DTR__WIRE_DUMP_TEXT bytes. On the
+ * watchdog thread: the next round of every rank of this node dumps. */
+void dtr__dump_far(dtr_world *world, const char *cause);
+
 /* As JSON, in quotes; never invalid UTF-8, because texts may be damaged. */
 void dtr__json_string(FILE *to, const char *text);
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 
 #include <dtr/status.h>
 
@@ -81,11 +82,28 @@ dtr_status dtr__error_mpi(const dtr__error_context *ctx, int mpi_code, const cha
         }                                 \
     } while (0)
 
+/* While the progress thread is inside a native call its name stands here, so that the watchdog can
+ * tell where it hangs; NULL in other threads. */
+extern _Thread_local _Atomic(const char *) *dtr__inside_at
+    __attribute__((visibility("hidden"), tls_model("initial-exec")));
+static inline void dtr__inside(const char *name) {
+    if (dtr__inside_at != NULL) {
+        atomic_store_explicit(dtr__inside_at, name, memory_order_relaxed);
+    }
+}
+static inline int dtr__left(int code) {
+    dtr__inside(NULL);
+    return code;
+}
+/* The code that fn(...) returns. */
+#define DTR_INSIDE(fn, ...) DTR_INSIDE_AS(#fn, fn(__VA_ARGS__))
+#define DTR_INSIDE_AS(name, call) (dtr__inside(name), dtr__left(call))
+
 /* MPI call that must succeed: converts the code and returns DTR_ERR_MPI. Only in files that include
  * <mpi.h>. */
 #define DTR_MPI(ctx, call)                                                                  \
     do {                                                                                    \
-        int mpi_code_ = (call);                                                             \
+        int mpi_code_ = DTR_INSIDE_AS(#call, call);                                         \
         if (mpi_code_ != MPI_SUCCESS) {                                                     \
             return DTR__FAILED(dtr__error_mpi((ctx), mpi_code_, #call, __FILE__, __LINE__), \
                                DTR_ERR_MPI);                                                \

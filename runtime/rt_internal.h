@@ -20,6 +20,9 @@ dtr_status dtr__mpi_release(bool finish);
 
 dtr_status dtr__log_open(dtr_world *world, const dtr_world_options *o);
 void dtr__log_close(dtr_world *world);
+/* From now on this thread drops a line that would have to wait for a full pipe or a held terminal.
+ */
+void dtr__log_never_wait(void);
 /* The path that a pattern with %r, %h and %p stands for on this rank. */
 void dtr__log_expand(const dtr_world *world, const char *pattern, char *path, size_t cap);
 

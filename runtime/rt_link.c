@@ -14,6 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "rt_fork.h"
+
 /* ---- making ---- */
 
 /* A stopped process keeps its connection, because its kernel answers; a host that is gone loses it
@@ -37,7 +39,7 @@ static dtr__link *new_link(int fd, int epoll, double silence_s, uint32_t events)
     struct epoll_event e = { .events = events };
     e.data.ptr = l;
     if (l == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e) != 0) {
-        close(fd);
+        dtr__private_fd_close(fd);
         free(l);
         return NULL;
     }
@@ -49,21 +51,45 @@ static dtr__link *new_link(int fd, int epoll, double silence_s, uint32_t events)
     return l;
 }
 
+static int new_socket(int family) {
+    dtr__private_fd_begin();
+    return dtr__private_fd_end(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
 dtr__link *dtr__link_accept(int listener, int epoll, double silence_s) {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    dtr__private_fd_begin();
+    int fd = dtr__private_fd_end(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     return fd >= 0 ? new_link(fd, epoll, silence_s, EPOLLIN) : NULL;
 }
 
-dtr__link *dtr__link_dial(struct in_addr address, uint16_t port, int epoll, double silence_s,
-                          int *failure) {
-    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = address };
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool made = fd >= 0 &&
-                (connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 || errno == EINPROGRESS);
-    if (!made) {
+struct in6_addr dtr__link_ipv4(in_addr_t address) {
+    struct in6_addr a = { .s6_addr = { [10] = 0xff, [11] = 0xff } };
+    memcpy(&a.s6_addr[12], &address, sizeof address);
+    return a;
+}
+
+static bool begin_connect(int fd, const struct in6_addr *address, uint16_t port) {
+    int code;
+    if (IN6_IS_ADDR_V4MAPPED(address)) {
+        struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port) };
+        memcpy(&to.sin_addr, &address->s6_addr[12], sizeof to.sin_addr);
+        code = connect(fd, (const struct sockaddr *)&to, sizeof to);
+    } else {
+        struct sockaddr_in6 to = { .sin6_family = AF_INET6,
+                                   .sin6_port = htons(port),
+                                   .sin6_addr = *address };
+        code = connect(fd, (const struct sockaddr *)&to, sizeof to);
+    }
+    return code == 0 || errno == EINPROGRESS;
+}
+
+dtr__link *dtr__link_dial(const struct in6_addr *address, uint16_t port, int epoll,
+                          double silence_s, int *failure) {
+    int fd = new_socket(IN6_IS_ADDR_V4MAPPED(address) ? AF_INET : AF_INET6);
+    if (fd < 0 || !begin_connect(fd, address, port)) {
         *failure = errno;
         if (fd >= 0) {
-            close(fd);
+            dtr__private_fd_close(fd);
         }
         return NULL;
     }
@@ -76,37 +102,62 @@ dtr__link *dtr__link_dial(struct in_addr address, uint16_t port, int epoll, doub
     return l;
 }
 
-int dtr__link_listen(uint16_t *port) {
-    struct sockaddr_in any = { .sin_family = AF_INET };
-    socklen_t nbytes = sizeof any;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+static int listen_on(int family, struct sockaddr *any, socklen_t nbytes) {
+    const int off = 0;
+    int fd = new_socket(family);
     if (fd < 0) {
         return -1;
     }
-    if (bind(fd, (const struct sockaddr *)&any, sizeof any) != 0 || listen(fd, 256) != 0 ||
-        getsockname(fd, (struct sockaddr *)&any, &nbytes) != 0) {
+    if ((family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) != 0) ||
+        bind(fd, any, nbytes) != 0 || listen(fd, 256) != 0 || getsockname(fd, any, &nbytes) != 0) {
         int code = errno;
-        close(fd);
+        dtr__private_fd_close(fd);
         errno = code;
         return -1;
     }
-    *port = ntohs(any.sin_port);
     return fd;
 }
 
-int dtr__link_addresses(const char *interface, uint32_t *address, int most) {
+int dtr__link_listen(uint16_t *port) {
+    struct sockaddr_in6 six = { .sin6_family = AF_INET6 };
+    struct sockaddr_in four = { .sin_family = AF_INET };
+    int fd = listen_on(AF_INET6, (struct sockaddr *)&six, sizeof six);
+    *port = ntohs(six.sin6_port);
+    if (fd < 0) { /* a kernel without IPv6 */
+        fd = listen_on(AF_INET, (struct sockaddr *)&four, sizeof four);
+        *port = ntohs(four.sin_port);
+    }
+    return fd;
+}
+
+static bool address_of(const struct sockaddr *of, int family, struct in6_addr *address) {
+    if (of == NULL || of->sa_family != family) {
+        return false;
+    }
+    if (family == AF_INET) {
+        struct sockaddr_in four;
+        memcpy(&four, of, sizeof four);
+        *address = dtr__link_ipv4(four.sin_addr.s_addr);
+    } else {
+        struct sockaddr_in6 six;
+        memcpy(&six, of, sizeof six);
+        *address = six.sin6_addr;
+    }
+    return !IN6_IS_ADDR_LINKLOCAL(address);
+}
+
+int dtr__link_addresses(const char *interface, struct in6_addr *address, int most) {
+    const int families[] = { AF_INET, AF_INET6 };
     struct ifaddrs *all = NULL;
     int n = 0;
     if (getifaddrs(&all) != 0) {
         return 0;
     }
-    for (const struct ifaddrs *a = all; a != NULL && n < most; a = a->ifa_next) {
-        bool usable = a->ifa_addr != NULL && a->ifa_addr->sa_family == AF_INET &&
-                      (a->ifa_flags & IFF_UP) != 0 && (a->ifa_flags & IFF_LOOPBACK) == 0;
-        if (usable && (interface[0] == '\0' || strcmp(interface, a->ifa_name) == 0)) {
-            struct sockaddr_in in;
-            memcpy(&in, a->ifa_addr, sizeof in);
-            address[n++] = in.sin_addr.s_addr;
+    for (int f = 0; f < 2; f++) {
+        for (const struct ifaddrs *a = all; a != NULL && n < most; a = a->ifa_next) {
+            bool usable = (a->ifa_flags & IFF_UP) != 0 && (a->ifa_flags & IFF_LOOPBACK) == 0 &&
+                          (interface[0] == '\0' || strcmp(interface, a->ifa_name) == 0);
+            n += usable && address_of(a->ifa_addr, families[f], &address[n]);
         }
     }
     freeifaddrs(all);
@@ -117,7 +168,9 @@ int dtr__link_addresses(const char *interface, uint32_t *address, int most) {
 
 void dtr__link_close(dtr__link *l, int failure) {
     if (l->fd >= 0) {
-        close(l->fd); /* leaves epoll by itself */
+        /* A child between fork and exec may have it too: it does not leave epoll by itself then. */
+        (void)epoll_ctl(l->epoll, EPOLL_CTL_DEL, l->fd, NULL);
+        dtr__private_fd_close(l->fd);
         l->fd = -1;
         l->failure = failure;
     }

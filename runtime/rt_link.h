@@ -12,6 +12,7 @@ typedef enum dtr__wire_kind {
     DTR__WIRE_BEAT,      /* nothing */
     DTR__WIRE_DIGEST,    /* dtr__digest */
     DTR__WIRE_DEATH,     /* death: a rank of the sender's node */
+    DTR__WIRE_DUMP,      /* text, ends in 0: what broke a group on the sender's node */
     DTR__WIRE_LEAVE,     /* uint64_t, a dtr__wire_leave: the sender closes the connection */
 } dtr__wire_kind;
 
@@ -35,10 +36,11 @@ typedef struct dtr__wire_hello {
 } dtr__wire_hello;
 
 typedef struct dtr__wire_death {
-    int32_t rank, unused;
+    int32_t rank, status; /* DTR_ERR_REMOTE; DTR_ERR_TIMEOUT: it lives but does not move */
     char text[DTR__DEATH_TEXT + 4];
 } dtr__wire_death;
 
+enum { DTR__WIRE_DUMP_TEXT = 256 };
 enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
 #define DTR__WIRE_MAGIC UINT64_C(0x3130746e6f436474)
 
@@ -57,8 +59,8 @@ typedef struct dtr__link {
 
 /* `silence_s`: after how long without an answer of its host the kernel gives the connection up. */
 dtr__link *dtr__link_accept(int listener, int epoll, double silence_s);
-dtr__link *dtr__link_dial(struct in_addr address, uint16_t port, int epoll, double silence_s,
-                          int *failure);
+dtr__link *dtr__link_dial(const struct in6_addr *address, uint16_t port, int epoll,
+                          double silence_s, int *failure);
 /* The connection of a dialed link is there or has failed. */
 void dtr__link_connected(dtr__link *l);
 /* Queues a message; what cannot be queued is lost, and the next report makes up for it. */
@@ -71,10 +73,13 @@ void dtr__link_read(dtr__link *l, dtr__link_take take, void *arg);
 void dtr__link_close(dtr__link *l, int failure);
 void dtr__link_free(dtr__link *l);
 
-/* A listening socket on any address and port; -1 with errno. */
+/* A listening socket on any address and port, of both families where there are two; -1 with errno.
+ * To be closed by dtr__private_fd_close. */
 int dtr__link_listen(uint16_t *port);
-/* IPv4 addresses of this host's interfaces that are up, without loopback; only that interface if
- * one is named. Returns how many. */
-int dtr__link_addresses(const char *interface, uint32_t *address, int most);
+/* Addresses of this host's interfaces that are up, without loopback and those that are good for one
+ * link only; IPv4 first, as IPv6 writes it. Only that interface if one is named. Returns how many.
+ */
+int dtr__link_addresses(const char *interface, struct in6_addr *address, int most);
+struct in6_addr dtr__link_ipv4(in_addr_t address); /* ::ffff:a.b.c.d */
 
 #endif /* DTR_RT_LINK_H */

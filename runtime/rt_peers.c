@@ -22,11 +22,13 @@ typedef struct peer {
     bool watched; /* the process can be looked at by its number */
 } peer;
 
+enum { DEAD = 1, STUCK };
+
 struct dtr__peers {
     int n, n_ranks; /* of the node, of the world */
     peer *peer;     /* [n] */
     _Atomic int n_dead;
-    _Atomic uint8_t *dead; /* [world size] */
+    _Atomic uint8_t *dead; /* [world size] 0: alive */
     pthread_mutex_t lock;
     char **death; /* [world size], NULL or what is known of the death; set once, lock */
 };
@@ -210,6 +212,14 @@ bool dtr__peer_gone(const dtr_world *world, int local_rank) {
     return has_ended(p) && atomic_load(&p->map->phase) < DTR__PHASE_ENDING;
 }
 
+bool dtr__peer_runs(const dtr_world *world, int local_rank) {
+    const peer *p = &world->peers->peer[local_rank];
+    char state = '?';
+    uint64_t start = 0;
+    return p->map != NULL && p->watched && dtr__process_look(p->map->pid, &start, &state) &&
+           start == p->map->pid_start && strchr("TtZX", state) == NULL;
+}
+
 bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns) {
     const peer *p = &world->peers->peer[local_rank];
     if (p->map == NULL) {
@@ -223,7 +233,7 @@ bool dtr__rank_dead(const dtr_world *world, int world_rank) {
     return world->peers != NULL && atomic_load(&world->peers->dead[world_rank]) != 0;
 }
 
-bool dtr__rank_died(dtr_world *world, int world_rank, const char *text) {
+bool dtr__rank_died(dtr_world *world, int world_rank, dtr_status status, const char *text) {
     struct dtr__peers *ps = world->peers;
     if (ps == NULL || world_rank < 0 || world_rank >= world->size) {
         return false;
@@ -232,11 +242,15 @@ bool dtr__rank_died(dtr_world *world, int world_rank, const char *text) {
     bool first = atomic_load(&ps->dead[world_rank]) == 0;
     if (first) {
         ps->death[world_rank] = strdup(text);
-        atomic_store(&ps->dead[world_rank], 1);
+        atomic_store(&ps->dead[world_rank], status == DTR_ERR_TIMEOUT ? STUCK : DEAD);
         atomic_fetch_add(&ps->n_dead, 1);
     }
     pthread_mutex_unlock(&ps->lock);
     return first;
+}
+
+dtr_status dtr__rank_death_status(const dtr_world *world, int world_rank) {
+    return atomic_load(&world->peers->dead[world_rank]) == STUCK ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE;
 }
 
 const char *dtr__rank_death(const dtr_world *world, int world_rank) {

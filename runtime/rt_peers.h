@@ -34,15 +34,17 @@ bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns);
 
 /* A rank of the world is known to have died, or to have ended without dtr_world_destroy. */
 bool dtr__rank_dead(const dtr_world *world, int world_rank);
-/* Notes it and what is known of it; true the first time. Any thread. */
-bool dtr__rank_died(dtr_world *world, int world_rank, const char *text);
+/* Notes it and what is known of it; true the first time. Any thread. `status`: what its groups end
+ * with, DTR_ERR_REMOTE; DTR_ERR_TIMEOUT of a rank that lives but does not move. */
+bool dtr__rank_died(dtr_world *world, int world_rank, dtr_status status, const char *text);
+dtr_status dtr__rank_death_status(const dtr_world *world, int world_rank);
 const char *dtr__rank_death(const dtr_world *world, int world_rank); /* the text */
 int dtr__ranks_dead(const dtr_world *world);                         /* how many */
 
 /* ---- the watchdog thread (rt_watchdog.c): beats, and sees peers end ---- */
 
-/* On that thread `died` is called once per rank of this node, `lost` for ranks of others. They must
- * not block. */
+/* On that thread `died` is called once per rank of this node, `lost` for ranks of others and for
+ * those that live but do not move. They must not block. */
 dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *world, int world_rank),
                                dtr__control_lost lost);
 void dtr__watchdog_stop(dtr_world *world); /* joins; nothing happens where there is none */
@@ -51,6 +53,8 @@ void dtr__watchdog_stop(dtr_world *world); /* joins; nothing happens where there
  * none; and whether it has ended without having left the world. */
 int dtr__peer_fd(const dtr_world *world, int local_rank);
 bool dtr__peer_gone(const dtr_world *world, int local_rank);
+/* Its process is there and runs, is not stopped by a signal or a debugger. */
+bool dtr__peer_runs(const dtr_world *world, int local_rank);
 /* The peer's header as it is now, NULL: not to be seen. */
 const dtr__rec_header *dtr__peer_header(const dtr_world *world, int local_rank);
 

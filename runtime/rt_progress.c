@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "rt_internal.h"
+#include "rt_recording.h"
 
 enum { NAP_NS = 100000 };
 
@@ -25,7 +26,14 @@ struct dtr__progress {
     _Atomic bool stop;
     bool has_thread; /* constant after open */
     pthread_t thread;
+    /* The thread's, for those who see whether it moves. */
+    _Atomic(const char *) inside;    /* of a native call; NULL: none */
+    _Atomic uint64_t *beat, no_beat; /* in the recording */
+    _Atomic bool stuck;              /* it is not waited for any more */
+    bool joined;                     /* lock; all the same it has ended */
 };
+
+_Thread_local _Atomic(const char *) *dtr__inside_at;
 
 static _Thread_local const dtr__progress *thread_of; /* set in a progress thread */
 
@@ -33,7 +41,7 @@ static _Thread_local const dtr__progress *thread_of; /* set in a progress thread
 
 /* The list lock is not held while a poller runs; a poller that is leaving stays linked until nobody
  * is inside, so that `next` can be followed. */
-static int poll_list(dtr__progress *p) {
+static int poll_list(dtr__progress *p, uint64_t *beats) {
     int most = DTR__POLL_IDLE;
     pthread_mutex_lock(&p->lock);
     for (dtr__poller *at = p->head; at != NULL; at = at->next) {
@@ -41,6 +49,9 @@ static int poll_list(dtr__progress *p) {
             continue;
         }
         at->inside++;
+        if (beats != NULL) {
+            atomic_store_explicit(p->beat, ++*beats, memory_order_relaxed);
+        }
         pthread_mutex_unlock(&p->lock);
         int moved = at->poll(at);
         most = moved > most ? moved : most;
@@ -55,7 +66,7 @@ static int poll_list(dtr__progress *p) {
 }
 
 void dtr__progress_poll_all(dtr_world *world) {
-    poll_list(world->progress);
+    poll_list(world->progress, NULL);
 }
 
 /* ---- the list ---- */
@@ -100,6 +111,9 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, const struct times
 static void sleep_until_wake(dtr__progress *p, uint32_t seen, const struct timespec *limit) {
     atomic_store(&p->asleep, 1);
     if (atomic_load(&p->wakes) == seen && !atomic_load(&p->stop)) {
+        if (limit == NULL) {
+            atomic_store_explicit(p->beat, 0, memory_order_relaxed); /* idle is not stuck */
+        }
         futex_wait(&p->wakes, seen, limit);
     }
     atomic_store(&p->asleep, 0);
@@ -123,10 +137,12 @@ static void *thread_main(void *arg) {
     dtr__progress *p = world->progress;
     const struct timespec nap = { 0, NAP_NS };
     dtr__backoff backoff = { 0 };
+    uint64_t beats = 0;
     thread_of = p;
+    dtr__inside_at = &p->inside;
     while (!atomic_load(&p->stop)) {
         uint32_t seen = atomic_load(&p->wakes);
-        int moved = poll_list(p);
+        int moved = poll_list(p, &beats);
         if (moved == DTR__POLL_IDLE) {
             sleep_until_wake(p, seen, NULL);
         }
@@ -141,6 +157,28 @@ static void *thread_main(void *arg) {
 
 bool dtr__progress_has_thread(const dtr_world *world) {
     return world->progress->has_thread;
+}
+
+const char *dtr__progress_inside(const dtr_world *world) {
+    return atomic_load_explicit(&world->progress->inside, memory_order_relaxed);
+}
+
+void dtr__progress_give_up(dtr_world *world) {
+    atomic_store(&world->progress->stop, true); /* should it come back after all */
+    atomic_store(&world->progress->stuck, true);
+}
+
+/* It may have come back, and then ends. */
+bool dtr__progress_stuck(dtr_world *world) {
+    dtr__progress *p = world->progress;
+    if (!atomic_load(&p->stuck)) {
+        return false;
+    }
+    pthread_mutex_lock(&p->lock);
+    p->joined = p->joined || pthread_tryjoin_np(p->thread, NULL) == 0;
+    bool stuck = !p->joined;
+    pthread_mutex_unlock(&p->lock);
+    return stuck;
 }
 
 bool dtr__progress_in_thread(const dtr_world *world) {
@@ -177,6 +215,8 @@ dtr_status dtr__progress_open(dtr_world *world) {
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->left, NULL);
     world->progress = p;
+    dtr__rec_header *h = dtr__recorder_header(world);
+    p->beat = h != NULL ? &h->progress_beat : &p->no_beat;
     if (world->thread_level < MPI_THREAD_MULTIPLE ||
         dtr__opt_number(&world->options, DTR__OPT_PROGRESS_THREAD) == 0) {
         return DTR_OK;
@@ -192,7 +232,9 @@ void dtr__progress_close(dtr_world *world) {
     if (p->has_thread) {
         atomic_store(&p->stop, true);
         wake(p);
-        pthread_join(p->thread, NULL);
+        if (!p->joined) {
+            pthread_join(p->thread, NULL);
+        }
     }
     pthread_cond_destroy(&p->left);
     pthread_mutex_destroy(&p->lock);

@@ -8,7 +8,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 3,
+    DTR__RECORDING_VERSION = 4,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -16,6 +16,7 @@ enum {
     DTR__RECORDING_CAPTURED = 4, /* kept in a graph of CUDA: has no end, and its runs no record */
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
+    DTR__RECORDING_INSIDE = 4, /* words of text */
     DTR__RECORDING_SETTINGS = 4096,
     DTR__RECORDING_ENTRIES_MAX = 1 << 20,
     DTR__RECORDING_SPANS = 4096,
@@ -57,6 +58,13 @@ typedef struct dtr__rec_header {
     char dump_reason[256];
     _Atomic uint32_t dump_asked, dumps;
     uint64_t spans_at, spans; /* in their ring, a power of two */
+    /* Of the progress thread: changes whenever it moves, 0 while it sleeps or there is none; and,
+     * once it has not moved for a while, what it is inside, 0: not known. */
+    _Alignas(64) _Atomic uint64_t progress_beat;
+    _Atomic uint64_t progress_inside[DTR__RECORDING_INSIDE];
+    /* What broke a group on another node, as this rank has heard; counts such news. */
+    _Atomic uint32_t far_failures;
+    char far_failure[256];
 } dtr__rec_header;
 
 typedef struct dtr__rec_group {

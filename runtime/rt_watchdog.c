@@ -8,6 +8,7 @@
 
 #include "rt_control.h"
 #include "rt_dump.h"
+#include "rt_heartbeat.h"
 #include "rt_internal.h"
 #include "rt_metrics.h"
 #include "rt_peers.h"
@@ -19,6 +20,7 @@ struct dtr__watchdog {
     int n;             /* entries of fd */
     struct pollfd *fd; /* [0] wake, one per local rank, the control plane; -1: none; the thread's */
     bool *reported;    /* [local size]; the thread's */
+    dtr__heartbeats *heartbeats; /* the thread's */
     void (*died)(dtr_world *world, int world_rank);
     dtr__control_lost lost;
 };
@@ -46,9 +48,11 @@ static void *thread_main(void *arg) {
     dtr__rec_header *h = dtr__recorder_header(world);
     const int nap_ms = (int)dtr__opt_number(&world->options, DTR__OPT_WATCHDOG_MS);
     int64_t broken_ns = 0;
+    dtr__log_never_wait(); /* what it watches comes first */
     while (!atomic_load(&d->stop)) {
         atomic_store_explicit(&h->beat_ns, dtr__now_ns(), memory_order_release);
         look_at_peers(world, d);
+        dtr__heartbeats_round(world, d->heartbeats, d->lost);
         dtr__control_round(world, d->lost);
         dtr__dump_round(world);
         dtr__abort_round(world, &broken_ns, false);
@@ -67,6 +71,7 @@ static void destroy(struct dtr__watchdog *d) {
         }
         free(d->fd);
         free(d->reported);
+        dtr__heartbeats_free(d->heartbeats);
         free(d);
     }
 }
@@ -81,7 +86,8 @@ static struct dtr__watchdog *prepare(const dtr_world *world) {
     d->n = world->local_size + 2;
     d->fd = calloc(n + 2, sizeof *d->fd);
     d->reported = calloc(n, sizeof *d->reported);
-    if (d->wake < 0 || d->fd == NULL || d->reported == NULL) {
+    d->heartbeats = dtr__heartbeats_new(world);
+    if (d->wake < 0 || d->fd == NULL || d->reported == NULL || d->heartbeats == NULL) {
         destroy(d);
         return NULL;
     }

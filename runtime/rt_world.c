@@ -385,6 +385,20 @@ dtr_status dtr__world_close(dtr_world *world) {
     return s;
 }
 
+void dtr__world_abandon(dtr_world *world) {
+    const char *inside = dtr__progress_inside(world);
+    DTR_WARN(world,
+             "the progress thread is still inside %.*s: what it uses is left in place, and "
+             "MPI_Finalize is left out",
+             inside != NULL ? (int)strcspn(inside, "(") : 10,
+             inside != NULL ? inside : "an unknown call");
+    dtr__watchdog_stop(world);
+    dtr__rec_phase(world, DTR__PHASE_ENDING);
+    dtr__metrics_write(world);
+    world->magic = WORLD_GONE;
+    (void)dtr__mpi_release(false);
+}
+
 /* ---- queries ---- */
 
 int dtr_world_rank(const dtr_world *world) {

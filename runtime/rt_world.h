@@ -82,6 +82,8 @@ dtr_status dtr__world_open(MPI_Comm comm /* MPI_COMM_NULL: MPI_COMM_WORLD, initi
                            const dtr_world_options *o, dtr_world **world);
 /* Ends it: progress, recorder, arena, communicators, MPI if ours and last. */
 dtr_status dtr__world_close(dtr_world *world);
+/* Instead, where the progress thread is stuck: what it may hold or touch stays, MPI too. */
+void dtr__world_abandon(dtr_world *world);
 
 /* DTR_OK, or DTR_ERR_ARG/DTR_ERR_STATE for NULL and destroyed handles, with message. */
 dtr_status dtr__world_check(const dtr_world *world);
@@ -183,6 +185,12 @@ void dtr__progress_remove(dtr_world *world,
 void dtr__progress_wake(dtr_world *world);
 bool dtr__progress_has_thread(const dtr_world *world);
 bool dtr__progress_in_thread(const dtr_world *world); /* is the caller the progress thread? */
+/* The native call that the thread is inside; NULL: none. */
+const char *dtr__progress_inside(const dtr_world *world);
+/* It has not moved for DTR_HEARTBEAT_LIMIT: what it may hold or touch is left in place from now on,
+ * and nobody waits for it. */
+void dtr__progress_give_up(dtr_world *world);
+bool dtr__progress_stuck(dtr_world *world);
 /* One pass over all pollers from a caller's thread: what keeps other groups alive where there is no
  * progress thread. */
 void dtr__progress_poll_all(dtr_world *world);

@@ -128,7 +128,7 @@ static dtr_status mpi_failed(const dtr_work *w, int code, const char *call, int 
 }
 #define P2P_MPI(w, name, ...)                               \
     do {                                                    \
-        int code_ = name(__VA_ARGS__);                      \
+        int code_ = DTR_INSIDE(name, __VA_ARGS__);          \
         if (code_ != MPI_SUCCESS) {                         \
             return mpi_failed((w), code_, #name, __LINE__); \
         }                                                   \
@@ -141,7 +141,8 @@ static void sweep_loose(dtr__mpi_state *state) {
     size_t kept = 0;
     for (size_t i = 0; i < state->n_loose; i++) {
         int complete = 0;
-        if (MPI_Test(&state->loose[i].request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+        if (DTR_INSIDE(MPI_Test, &state->loose[i].request, &complete, MPI_STATUS_IGNORE) !=
+                MPI_SUCCESS ||
             complete) {
             free(state->loose[i].memory);
         } else {
@@ -176,8 +177,8 @@ static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi
         return;
     }
     *r = (refusal){ p->own, h->serial };
-    if (MPI_Isend(r, sizeof *r, MPI_BYTE, p->peer, DTR__MPI_REFUSAL, group->comm, &l->request) !=
-        MPI_SUCCESS) {
+    if (DTR_INSIDE(MPI_Isend, r, sizeof *r, MPI_BYTE, p->peer, DTR__MPI_REFUSAL, group->comm,
+                   &l->request) != MPI_SUCCESS) {
         free(r);
         return;
     }
@@ -186,8 +187,8 @@ static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi
     nbytes = first_piece(nbytes);
     void *nowhere = malloc(nbytes);
     l = nowhere == NULL ? NULL : new_loose(state, false, nowhere);
-    if (l == NULL || MPI_Irecv(nowhere, (int)nbytes, MPI_BYTE, p->peer, (int)h->payload,
-                               group->comm, &l->request) != MPI_SUCCESS) {
+    if (l == NULL || DTR_INSIDE(MPI_Irecv, nowhere, (int)nbytes, MPI_BYTE, p->peer, (int)h->payload,
+                                group->comm, &l->request) != MPI_SUCCESS) {
         free(nowhere);
         return;
     }
@@ -253,14 +254,14 @@ static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__c
         h->serial = p->serial;
         h->payload = (uint32_t)p->payload;
     }
-    return MPI_Isend(&p->message, (int)nbytes, MPI_BYTE, p->peer, DTR__MPI_TAG_HEADER | p->tag,
-                     group->comm, &p->head);
+    return DTR_INSIDE(MPI_Isend, &p->message, (int)nbytes, MPI_BYTE, p->peer,
+                      DTR__MPI_TAG_HEADER | p->tag, group->comm, &p->head);
 }
 
 static int recv_head(const dtr_group *group, dtr__mpi_p2p *p) {
     int from = p->peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->peer;
-    return MPI_Irecv(&p->message, sizeof p->message, MPI_BYTE, from, DTR__MPI_TAG_HEADER | p->tag,
-                     group->comm, &p->head);
+    return DTR_INSIDE(MPI_Irecv, &p->message, sizeof p->message, MPI_BYTE, from,
+                      DTR__MPI_TAG_HEADER | p->tag, group->comm, &p->head);
 }
 
 static dtr_status post(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
@@ -555,7 +556,7 @@ static int look(const dtr_group *group, dtr__mpi_p2p *p) {
     int complete = 0;
     MPI_Status status;
     if (p->failed == MPI_SUCCESS) {
-        p->failed = MPI_Test(&p->head, &complete, &status);
+        p->failed = DTR_INSIDE(MPI_Test, &p->head, &complete, &status);
     }
     if (p->failed != MPI_SUCCESS || !complete || p->is_send) {
         return p->failed != MPI_SUCCESS ? -1 : complete;

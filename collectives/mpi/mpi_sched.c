@@ -188,9 +188,11 @@ static dtr_status post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_g
     dtr__mpi_transfer *t = &s->transfers[step->first];
     int code;
     if (t->is_send) {
-        code = MPI_Isend(step->src, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm, &t->request);
+        code = DTR_INSIDE(MPI_Isend, step->src, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm,
+                          &t->request);
     } else {
-        code = MPI_Irecv(step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm, &t->request);
+        code = DTR_INSIDE(MPI_Irecv, step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm,
+                          &t->request);
     }
     if (code == MPI_SUCCESS) {
         return DTR_OK;
@@ -282,7 +284,7 @@ static dtr_status wait_step(dtr__mpi_sched *s, const dtr__mpi_step *step, const 
         }
         int complete = 0;
         MPI_Status status;
-        int code = MPI_Test(&t->request, &complete, &status);
+        int code = DTR_INSIDE(MPI_Test, &t->request, &complete, &status);
         if (code == MPI_SUCCESS && !complete) {
             return linger(s, t, group, w);
         }
@@ -362,12 +364,13 @@ bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *st
     }
     /* Cancelling a send is not supported by one MPI library and needs the peer in the other. */
     if (!is_send) {
-        MPI_Cancel(request);
+        DTR_INSIDE(MPI_Cancel, request);
     }
     double start = dtr__now(), now;
     do {
         int complete = 0;
-        if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete) {
+        if (DTR_INSIDE(MPI_Test, request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+            complete) {
             *request = MPI_REQUEST_NULL;
             return true;
         }
@@ -389,7 +392,7 @@ void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
         if (*request != MPI_REQUEST_NULL) {
             touched |= data >= s->staging && data < s->staging + s->cap_staging;
             declaring = true;
-            MPI_Request_free(request);
+            DTR_INSIDE(MPI_Request_free, request);
         }
     }
     if (touched) {

@@ -18,7 +18,7 @@ static dtr_status ask(dtr__nccl_comm *c, const dtr_work *w) {
     }
     int state = 0, code = 0;
     if (c->handle != NULL && atomic_load(&c->aborted) == 0) {
-        code = c->ops->state(c->handle, &state);
+        code = DTR_INSIDE_AS("ncclCommGetAsyncError", c->ops->state(c->handle, &state));
     }
     pthread_mutex_unlock(&c->lock);
     c->asked_ns = now;
@@ -36,7 +36,7 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
         op->number != c->seen + 1) { /* they end in the order of their launch */
         return DTR_OK;
     }
-    int code = c->cuda->event_query(c->device, op->end->event);
+    int code = DTR_INSIDE_AS("cudaEventQuery", c->cuda->event_query(c->device, op->end->event));
     if (code == 0) {
         c->seen = op->number;
         *done = true;

@@ -12,9 +12,10 @@
 
 static dtr_status copy(const dtr__stage *s, void *to, const void *from, size_t nbytes, bool load) {
     if (nbytes > 0) {
-        DTR_CUDA_TRY(s->ops->copy(s->device, to, from, nbytes,
-                                  load ? DTR__COPY_TO_HOST : DTR__COPY_TO_DEVICE,
-                                  load ? s->load : s->store),
+        DTR_CUDA_TRY(DTR_INSIDE_AS("cudaMemcpyAsync",
+                                   s->ops->copy(s->device, to, from, nbytes,
+                                                load ? DTR__COPY_TO_HOST : DTR__COPY_TO_DEVICE,
+                                                load ? s->load : s->store)),
                      DTR_ERR_CUDA);
     }
     return DTR_OK;
@@ -72,7 +73,7 @@ static dtr_status store(const dtr__stage_op *op, const dtr__call *c, dtr__slot *
 }
 
 static dtr_status ask(const dtr__stage *s, void *event, bool *ended) {
-    int code = s->ops->event_query(s->device, event);
+    int code = DTR_INSIDE_AS("cudaEventQuery", s->ops->event_query(s->device, event));
     *ended = code == 0;
     DTR_CUDA_TRY(code == s->ops->not_ready() ? 0 : code, DTR_ERR_CUDA);
     return DTR_OK;

@@ -17,37 +17,38 @@
 #include <dtr/work.h>
 #include <dtr/world.h>
 
-#include "rt_control.h"
 #include "rt_internal.h"
 
-enum { WARM = 20, N = 1000 };
+#include "fault.h" /* its names would be shadowed */
 
-static dtr_world *world;
-static dtr_group *group;
-static int rank, size, victim;
-static const char *folder;
-static FILE *out;
-static float data[N];
+enum { WARM = 20 };
 
-static void note(const char *name, dtr_status s) {
+dtr_world *world;
+dtr_group *group;
+int rank, size, victim;
+const char *folder;
+FILE *out;
+float data[N];
+
+void note(const char *name, dtr_status s) {
     fprintf(out, "%s %s %s\n", name, dtr_status_name(s), s < 0 ? dtr_last_error_message() : "");
     fflush(out);
 }
 
-static void nap(double seconds) {
+void nap(double seconds) {
     struct timespec t = { (time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds)) };
     while (nanosleep(&t, &t) != 0) {
     }
 }
 
-static dtr_status allreduce(const char *label, double limit_s) {
+dtr_status allreduce(const char *label, double limit_s) {
     dtr_coll_options o = { .struct_size = sizeof o, .label = label, .timeout_s = limit_s };
     dtr_buffer b = dtr_cpu(data, N, DTR_F32);
     return dtr_allreduce(group, b, b, DTR_MAX, &o, NULL);
 }
 
 /* Until `name` exists in the folder: how ranks outside the library wait for others. */
-static void await_file(const char *name) {
+void await_file(const char *name) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     while (access(path, F_OK) != 0) {
@@ -55,7 +56,7 @@ static void await_file(const char *name) {
     }
 }
 
-static void put_file(const char *name) {
+void put_file(const char *name) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *f = fopen(path, "w");
@@ -175,7 +176,7 @@ static void kind(void) {
 }
 
 /* The others say that they are about to call; the victim gives them a moment to get inside. */
-static void go_ahead(void) {
+void go_ahead(void) {
     char name[32];
     snprintf(name, sizeof name, "in%d", rank);
     put_file(name);
@@ -363,7 +364,7 @@ static void creation(void) {
     fprintf(out, "half %s\n", half == NULL ? "none" : "some");
 }
 
-static void wake_victim(void) {
+void wake_victim(void) {
     char path[512];
     int pid = 0;
     snprintf(path, sizeof path, "%s/pid", folder);
@@ -397,89 +398,6 @@ static void stopped(void) {
     if (rank == 0) {
         wake_victim();
     }
-}
-
-/* CP2, CP3, FI4: until another node has reported that the victim is stopped, or its only rank being
- * stopped can report no more. Ranks of its own node see it by themselves. */
-static bool is_reported(bool stopped, int64_t since_ns) {
-    dtr__digest d;
-    if (world->node_of[victim] == world->node) {
-        return true;
-    }
-    if (!dtr__control_look(world, victim, &d)) {
-        return false;
-    }
-    return stopped ? strstr(d.doing, "stopped") != NULL || dtr__control_old(world, &d)
-                   : d.seen_ns > since_ns;
-}
-
-/* What the others say of a victim on another node, once it has been reported. */
-static void await_far(bool stopped) {
-    dtr_work *w = NULL;
-    char name[32];
-    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
-    dtr_buffer b = dtr_cpu(data, N, DTR_F32);
-    (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
-    const int64_t since_ns = dtr__now_ns();
-    while (!is_reported(stopped, since_ns)) {
-        nap(0.02);
-    }
-    snprintf(name, sizeof name, "told%d", rank);
-    put_file(name);
-    for (int r = 0; r < size; r++) { /* the first time-out ends it for all */
-        snprintf(name, sizeof name, "told%d", r);
-        if (r != victim) {
-            await_file(name);
-        }
-    }
-    note("allreduce", dtr_work_wait(w, 0.2));
-    (void)dtr_work_release(w);
-    snprintf(name, sizeof name, "done%d", rank);
-    put_file(name);
-}
-
-static void far_absent(void) {
-    if (rank == victim) {
-        await_file("done0");
-    } else {
-        await_far(false);
-    }
-}
-
-static void far_stopped(void) {
-    dtr__digest d;
-    /* It stops after it has been reported to have ended its last operation. */
-    while (
-        world->node_of[victim] != world->node &&
-        !(dtr__control_look(world, victim, &d) && strstr(d.doing, "operation is allreduce #20"))) {
-        nap(0.02);
-    }
-    go_ahead();
-    if (rank == victim) {
-        raise(SIGSTOP);
-        return;
-    }
-    await_far(true);
-    for (int r = 0; r < size && rank == 0; r++) {
-        char name[32];
-        snprintf(name, sizeof name, "done%d", r);
-        if (r != victim) {
-            await_file(name);
-        }
-    }
-    if (rank == 0) {
-        wake_victim();
-    }
-}
-
-/* FI4, FI25: all ranks of the victim's node at once. */
-static void killed_node(void) {
-    go_ahead();
-    if (world->node_of[rank] == world->node_of[victim]) {
-        nap(0.1);
-        raise(SIGKILL);
-    }
-    note("allreduce", allreduce("grad.3", 0));
 }
 
 /* BAR17: ends at once, and lists who died. */
@@ -610,6 +528,10 @@ static const struct {
               { "no_partner", no_partner },
               { "refused", refused },
               { "opposite", opposite },
+              { "hung", hung },
+              { "cut", cut },
+              { "far_dump", far_dump },
+              { "muted", muted },
               { "asked", asked } };
 
 int main(int argc, char **argv) {

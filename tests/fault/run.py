@@ -34,6 +34,8 @@ def check(condition, what):
 # Settings of single cases.
 ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
 SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc/nowhere"},
+            "cut": {"DTR_NODE_SILENCE": "2"}, "muted": {"DTR_LOG": "debug"},
+            "hung": {"DTR_HEARTBEAT_LIMIT": "3"},
             "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
 
 
@@ -65,8 +67,15 @@ def launch_bed(command, env):
     """With a rank killed on another host the launcher never ends, so it is ended when the ranks have."""
     with open(os.path.join(folder, "output"), "w+") as out:
         bed_process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        cut_link = case == "cut"
         while bed_process.poll() is None and not all("destroy" in lines(r) for r in survivors()):
             time.sleep(0.05)
+            if cut_link and all(os.path.exists(os.path.join(folder, "in%d" % r)) for r in range(ranks)):
+                switch_link(bed_process.pid, "down")
+                cut_link = False
+                open(os.path.join(folder, "cut"), "w").close()
+        if case == "cut":
+            switch_link(bed_process.pid, "up")  # so that the launcher can end what it started there
         bed_process.terminate()
         status = bed_process.wait()
         out.seek(0)
@@ -77,8 +86,14 @@ def launch_bed(command, env):
     return text
 
 
+def switch_link(bed_pid, way):
+    """The cable between the victim's host and the switch of the bed."""
+    port = "port%d" % (victim // node_ranks + 1)
+    subprocess.run(["ip", "-n", "dtr%dsw" % bed_pid, "link", "set", port, way], check=True)
+
+
 def survivors():
-    dead = {"killed": [victim], "killed_node": victims_node()}.get(case, [])
+    dead = {"killed": [victim], "muted": [victim], "killed_node": victims_node()}.get(case, [])
     return [r for r in range(ranks) if r not in dead]
 
 
@@ -134,8 +149,8 @@ def dumps(cause):
         with open(path) as f:
             dump = json.load(f)
         check(any(re.search(cause, c["text"]) for c in dump["causes"]), "%s: %s" % (path, dump["causes"]))
-        check(len(dump["records"]) >= 20 and len(dump["node"]) == ranks, "%s lacks records or ranks" % path)
-        check(all("fault.c:" in r["site"] for r in dump["records"]), "%s: records without call site" % path)
+        check(len(dump["records"]) >= 20 and len(dump["node"]) == (node_ranks or ranks), "%s lacks records or ranks" % path)
+        check(all(re.search(r"fault(_nodes)?\.c:", r["site"]) for r in dump["records"]), "%s: records without call site" % path)
     return found
 
 
@@ -415,6 +430,44 @@ def no_partner():
     expect(0, "recv", "DTR_ERR_TIMEOUT", r"recv #1 .*tag 7 'halo'", r"called at fault\.c:\d+",
            r"rank %d \(host \S+, pid \d+\): it is outside the library .*allreduce #20 " % victim)
     diagnosis(r"rank 0 waits in recv #1 .*, called at fault\.c:\d+, but rank %d .* has not posted the matching send" % victim)
+
+
+def far_dump():
+    for r in range(ranks):
+        expect(r, "allreduce", "DTR_OK")
+        if r in victims_node():
+            expect(r, "call", "DTR_ERR_MISMATCH")
+    dumps(r"(broadcast|allreduce) #1 of group '\S+' failed")
+
+
+def cut():
+    """FI25: each side learns that the other has been silent."""
+    gone = victims_node()
+    for r in range(ranks):
+        far = [s for s in range(ranks) if (s in gone) != (r in gone)]
+        expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank (%s) \(host \S+, pid \d+\) is lost: node \d, host \S+, has been "
+               r"silent for 2 s" % "|".join(map(str, far)))
+        expect(r, "destroy", "DTR_OK")
+
+
+def muted():
+    for r in others:
+        expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % victim)
+        expect(r, "destroy", "DTR_OK")
+
+
+def hung():
+    """FI26, O3: the rank's groups end everywhere, what it is not in goes on, and nobody hangs in the end."""
+    for r in range(ranks):
+        for call in ["allreduce"] + ["recv"] * (r == victim):
+            expect(r, call, "DTR_ERR_TIMEOUT", r"^rank %d \(host \S+, pid \d+\): its progress thread has been inside "
+                   r"MPI_(Test|Improbe) for more than 3 s \(DTR_HEARTBEAT_LIMIT\)\. Group 'world' is broken" % victim)
+        expect(r, "half", "DTR_ERR_TIMEOUT" if r == victim else "DTR_OK")
+        expect(r, "destroy_half", "DTR_OK")
+        expect(r, "destroy", "DTR_OK")
+    check(len({lines(r).get("allreduce") for r in range(ranks)}) == 1, "not the same words on all ranks")
+    check(re.search(r"\[rank%d\]: warning: the progress thread is still inside MPI_" % victim, output), "no warning")
+    dumps(r"group 'world' failed")
 
 
 def refused():

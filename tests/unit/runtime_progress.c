@@ -1,11 +1,19 @@
-/* Progress list and thread, wait policy, flight recorder: parts of a world, without MPI. */
+/* Progress list and thread, wait policy, flight recorder, connections between nodes: parts of a
+ * world, without MPI. */
+#include <arpa/inet.h>
 #include <dirent.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "rt_fork.h"
 #include "rt_internal.h"
+#include "rt_link.h"
 #include "unit.h"
 
 static dtr_world world;
@@ -307,6 +315,94 @@ START_TEST(recorder_records_never_mix) {
 }
 END_TEST
 
+/* ---- connections between nodes (rt_link.h) ---- */
+
+static int count_beats;
+
+static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data, size_t nbytes) {
+    (void)arg, (void)data, (void)nbytes;
+    l->greeted = true;
+    count_beats += kind == DTR__WIRE_BEAT;
+}
+
+/* Until there is something to read. */
+static void await_link(const dtr__link *l) {
+    struct pollfd look = { .fd = l->fd, .events = POLLIN };
+    ck_assert_int_eq(poll(&look, 1, -1), 1);
+}
+
+/* Both ends of a connection to a listener on this host. */
+static void connect_links(const struct in6_addr *to, int epoll, dtr__link **a, dtr__link **b) {
+    uint16_t port = 0;
+    int failure = 0, listener = dtr__link_listen(&port);
+    ck_assert_int_ge(listener, 0);
+    ck_assert_uint_ne(port, 0);
+    struct pollfd come = { .fd = listener, .events = POLLIN };
+    *a = dtr__link_dial(to, port, epoll, 600, &failure);
+    ck_assert_msg(*a != NULL, "dial: %s", strerror(failure));
+    ck_assert_int_eq(poll(&come, 1, -1), 1);
+    *b = dtr__link_accept(listener, epoll, 600);
+    ck_assert_ptr_nonnull(*b);
+    dtr__link_connected(*a);
+    ck_assert_int_ge((*a)->fd, 0);
+    dtr__private_fd_close(listener);
+}
+
+static bool has_ipv6(void) {
+    const struct sockaddr_in6 own = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    bool has = fd >= 0 && bind(fd, (const struct sockaddr *)&own, sizeof own) == 0;
+    close(fd);
+    return has;
+}
+
+/* CP2: a node may have addresses of either family only. */
+START_TEST(links_of_both_families) {
+    const struct in6_addr to[] = { dtr__link_ipv4(htonl(INADDR_LOOPBACK)), IN6ADDR_LOOPBACK_INIT };
+    dtr__wire_hello hello = { .rank = 1 };
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    for (int i = 0; i < 1 + has_ipv6(); i++) {
+        dtr__link *a, *b;
+        connect_links(&to[i], epoll, &a, &b);
+        count_beats = 0;
+        dtr__link_send(a, DTR__WIRE_HELLO, &hello, sizeof hello);
+        dtr__link_send(a, DTR__WIRE_BEAT, NULL, 0);
+        while (count_beats == 0) {
+            await_link(b);
+            dtr__link_read(b, take, NULL);
+        }
+        dtr__link_free(a);
+        dtr__link_free(b);
+    }
+    close(epoll);
+}
+END_TEST
+
+/* A child of the program's that lives on must not keep the others from seeing this rank's end. */
+START_TEST(forked_child_keeps_no_link) {
+    const struct in6_addr to = dtr__link_ipv4(htonl(INADDR_LOOPBACK));
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    dtr__link *a, *b;
+    connect_links(&to, epoll, &a, &b);
+    pid_t child = fork();
+    if (child == 0) {
+        for (;;) {
+            pause();
+        }
+    }
+    ck_assert_int_gt(child, 0);
+    dtr__link_close(a, 0);
+    await_link(b); /* for ever, if the child had it too */
+    dtr__link_read(b, take, NULL);
+    ck_assert_int_eq(b->fd, -1);
+    kill(child, SIGKILL);
+    ck_assert_int_eq(waitpid(child, NULL, 0), child);
+    dtr__link_free(a);
+    dtr__link_free(b);
+    close(epoll);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("progress");
     tcase_add_test(tc, no_wake_is_lost);
@@ -317,6 +413,8 @@ static void make(Suite *s) {
     tcase_add_test(tc, many_lives);
     tcase_add_test(tc, recorder_wraps_and_ignores_the_overwritten);
     tcase_add_test(tc, recorder_records_never_mix);
+    tcase_add_test(tc, links_of_both_families);
+    tcase_add_test(tc, forked_child_keeps_no_link);
     suite_add_tcase(s, tc);
 }
 
