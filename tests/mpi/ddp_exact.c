@@ -1,5 +1,5 @@
 /* The same bits everywhere, and nothing done twice: deterministic groups, gradients that lie in
- * their buckets, steps that allocate nothing. */
+ * their buckets, steps and messages that allocate nothing. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -238,10 +238,34 @@ START_TEST(same_bits) {
 }
 END_TEST
 
+/* A small message that is taken out of its channel before its receive is called. */
+START_TEST(early_messages) {
+    enum { ROUNDS = 24, WARM = 4 };
+    atomic_store(&allocations, 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        int32_t x[2] = { round, -round }, y[2] = { 0, 0 };
+        for (int tag = 0; tag < 2 && th_rank() == 1; tag++) {
+            TH_IS(dtr_send(th_group(), dtr_cpu(&x[tag], 1, DTR_I32), 0, tag, NULL, NULL), DTR_OK);
+        }
+        th_barrier();
+        atomic_store(&counting, round >= WARM);
+        for (int tag = 1; tag >= 0 && th_rank() == 0; tag--) {
+            TH_IS(dtr_recv(th_group(), dtr_cpu(&y[tag], 1, DTR_I32), 1, tag, NULL, NULL), DTR_OK);
+        }
+        atomic_store(&counting, false);
+        TH_CHECK(th_rank() != 0 || (y[0] == round && y[1] == -round), "round %d: %d and %d", round,
+                 y[0], y[1]);
+        th_barrier();
+    }
+    TH_ALL(atomic_load(&allocations) == 0, "%zu allocations", atomic_load(&allocations));
+}
+END_TEST
+
 static void add_tests(Suite *s) {
     TCase *tc = th_case(s, "exactness", 100);
     if (COUNTS) {
         th_add(tc, steady_state, 0, 0);
+        th_add(tc, early_messages, 2, 0);
     } else {
         th_skip("steady_state", "sanitizers have their own allocator");
     }
