@@ -187,7 +187,7 @@ void go_ahead(void) {
     nap(rank == victim ? 0.1 : 0);
 }
 
-/* FI27: DTR_ON_ERROR=abort with FI1, FI5 and FI9. Who is ended by SIGABRT says so in a file. */
+/* FI27, O9: DTR_ON_ERROR=abort with FI1, FI5 and FI9. Who is ended by SIGABRT says so in a file. */
 static char abort_path[512];
 
 static void note_abort(int number) {
@@ -217,7 +217,7 @@ static void abort_killed(void) {
     killed();
 }
 
-/* FI5, FT1: the victim is killed while the others wait. */
+/* FI5, FT1, CP1, N18, EA10: the victim is killed while the others wait. */
 static void killed(void) {
     go_ahead();
     if (rank == victim) {
@@ -278,7 +278,7 @@ static void left(void) {
     note("allreduce", allreduce("grad.3", 0));
 }
 
-/* EA3, EA8: works under way, a waiter in another thread's place, and one that had finished. */
+/* EA3, EA6, EA8: works under way, a waiter in another thread's place, and one that had finished. */
 static void killed_async(void) {
     enum { WORKS = 50 };
     dtr_work *done = NULL, *w[WORKS] = { NULL };
@@ -377,7 +377,7 @@ void wake_victim(void) {
     }
 }
 
-/* FI3, FT2: stopped until the others have given up. */
+/* FI3, FT2, CP1, N19: stopped until the others have given up. */
 static void stopped(void) {
     char name[32];
     go_ahead();
@@ -414,7 +414,7 @@ static void barrier(void) {
     fprintf(out, "then %d %d\n", n, n > 0 ? missing[0] : -1);
 }
 
-/* FI21: the victim does not come to the creation of a group. */
+/* FI21, CP8: the victim does not come to the creation of a group. */
 static void no_creation(void) {
     dtr_group *half = NULL;
     char name[32];
@@ -435,8 +435,8 @@ static void no_creation(void) {
     put_file(name);
 }
 
-/* INI26: the victim does not come to the creation of a world; later it does, and is not left alone
- * for ever either. */
+/* INI26, CP8: the victim does not come to the creation of a world; later it does, and is not left
+ * alone for ever either. */
 static void no_world(void) {
     char name[32];
     MPI_Comm comm;

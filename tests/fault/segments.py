@@ -1,4 +1,4 @@
-"""Kills whole jobs whose shared memory has names, and looks for what they leave in /dev/shm.
+"""Kills whole jobs whose shared memory has names, and looks for what they leave in /dev/shm (CP9).
 
 segments.py MPIEXEC PROGRAM FOLDER
 """

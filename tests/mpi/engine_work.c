@@ -310,7 +310,8 @@ END_TEST
 
 /* ---- limits ---- */
 
-/* WRK10, ENV8: a reached limit breaks the group; later calls return the same status and text. */
+/* WRK10, ENV8, DL1: a reached limit breaks the group; later calls return the same status and text.
+ */
 START_TEST(limit_breaks_the_group) {
     int32_t x = 1, y = 0;
     char first[1024] = "";
@@ -346,7 +347,7 @@ START_TEST(limit_breaks_the_group) {
 }
 END_TEST
 
-/* T02: a positive wait replaces the operation's limit, both ways; negative keeps it. */
+/* T02, DL1: a positive wait replaces the operation's limit, both ways; negative keeps it. */
 START_TEST(wait_replaces_the_limit) {
     int32_t y = 0;
     dtr_work *w;
@@ -361,7 +362,7 @@ START_TEST(wait_replaces_the_limit) {
 }
 END_TEST
 
-/* An operation nobody waits for has its limit too (where there is a progress thread). */
+/* DL3: an operation nobody waits for has its limit too (where there is a progress thread). */
 START_TEST(limit_without_waiter) {
     int32_t y = 0;
     dtr_work *w;
