@@ -81,7 +81,7 @@ START_TEST(FI34_a_call_that_never_returns) {
     TH_IS(dtr_allreduce(g, a, a, DTR_SUM, &o, &other.work), DTR_OK);
     TH_CHECK(pthread_create(&thread, NULL, wait_main, &other) == 0, "thread");
     fault("DTR_FAKE_NCCL_BLOCK_IN_CALL", "1");
-    o.timeout_s = th_rank() == last() ? 0.5 : 100;
+    o.timeout_s = th_rank() == last() ? 4 : 100; /* it is inside NCCL by then */
     dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, &o, &w);
     s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
     TH_CHECK(s == DTR_ERR_TIMEOUT, "%s", dtr_status_name(s));
@@ -161,8 +161,7 @@ START_TEST(FI37_hanging_abort) {
     TH_MESSAGE("enough");
     th_barrier();
     TH_IS(dtr_group_destroy(g), DTR_OK);
-    TH_CHECK(th_log_count("left behind") == (th_rank() == last()), "%d warnings",
-             th_log_count("left behind"));
+    TH_CHECK(th_rank() != last() || th_log_count("left behind") == 1, "nothing was said of it");
     fault("DTR_FAKE_NCCL_ERR", NULL);
     TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, NULL, NULL), DTR_OK);
     drop(b);
