@@ -85,6 +85,7 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
            (all || atomic_load(&ddp->buckets[ddp->next].pending) == 0)) {
         dtr_ddp_bucket *b = &ddp->buckets[ddp->next];
         int64_t begin = dtr__stamp_ns();
+        atomic_store(&b->range, dtr__trace_range_begin(ddp->world->trace, "ddp_bucket", b->label));
         dtr_status s = launch_bucket(ddp, b);
         dtr__ddp_span(ddp, "ddp_launch", b->label, begin, b->nbytes);
         if (s < 0) {

@@ -69,6 +69,7 @@ static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
 /* Called by the engine when the operation has ended and nothing touches the bucket any more. */
 static dtr_status bucket_finished(dtr__finish *self, dtr_status status) {
     dtr_ddp_bucket *b = (dtr_ddp_bucket *)self;
+    dtr__ddp_range_end(b);
     if (status == DTR_OK) {
         atomic_store(&b->finished_ns, dtr__now_ns());
     }

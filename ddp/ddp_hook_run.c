@@ -121,6 +121,7 @@ static void settle_result(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         dtr__ddp_bucket_take(b, from);
     }
     atomic_store(&b->finished_ns, dtr__now_ns());
+    dtr__ddp_range_end(b);
     b->done = true;
     dtr__ddp_step_run(ddp);
 }

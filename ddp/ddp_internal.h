@@ -137,6 +137,7 @@ struct dtr_ddp_bucket {
     dtr__ddp_param *sparse;
     dtr_tensor *in_rows, *in_values, *out_rows, *out_values;
     _Atomic int64_t finished_ns; /* when the average was there, waited for or not; 0: not yet */
+    _Atomic uint64_t range;      /* of a profiler, since the launch; 0: none */
     /* Communication hook; pump_lock. */
     int depth;          /* of the step that ran last */
     dtr_buffer shown;   /* what the hook sees: the bucket, or a wrapper's copy in another type */
@@ -672,6 +673,9 @@ dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s);
 /* The group is gone: remember why and refuse everything from now on. Returns s. */
 dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s);
 void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step);
+static inline void dtr__ddp_range_end(dtr_ddp_bucket *b) { /* once, by whoever comes first */
+    dtr__trace_range_end(atomic_exchange(&b->range, 0));
+}
 /* A stretch of the module's work that ends now: in the recording, and in the trace of calls. Times
  * are dtr__stamp_ns. */
 void dtr__ddp_span(const dtr_ddp *ddp, const char *what, const char *label, int64_t begin_ns,

@@ -1,5 +1,5 @@
-/* The trace of public calls (DTR_TRACE): one line per call, written when it returns, with one
- * write, so that ranks and threads may share a file. */
+/* The trace of public calls. DTR_TRACE: one line per call, written when it returns, with one write,
+ * so that ranks and threads may share a file. DTR_NVTX: a profiler's range from begin to end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -11,12 +11,14 @@
 #include <unistd.h>
 
 #include "rt_internal.h"
+#include "rt_nvtx.h"
 
 enum { ON_BYTES = 240 };
 
 struct dtr__trace {
     atomic_int refs; /* one of the world, one of each call under way: a call may end the world */
-    int fd, rank;
+    int fd, rank;    /* -1: no file */
+    bool nvtx;
 };
 
 typedef struct span {
@@ -36,29 +38,52 @@ static _Thread_local int depth;
 
 static void unref(dtr__trace *t) {
     if (atomic_fetch_sub(&t->refs, 1) == 1) {
-        close(t->fd);
+        if (t->fd >= 0) {
+            close(t->fd);
+        }
         free(t);
     }
 }
 
-dtr_status dtr__trace_open(dtr_world *world) {
+/* -1 where none is asked for, or none can be had. */
+static int open_file(const dtr_world *world) {
     const char *pattern = dtr__opt_text(&world->options, DTR__OPT_TRACE);
     char path[4096];
     if (pattern[0] == '\0') {
-        return DTR_OK;
+        return -1;
     }
     dtr__log_expand(world, pattern, path, sizeof path);
-    dtr__trace *t = malloc(sizeof *t);
-    DTR_REQUIRE(t != NULL, NULL, DTR_ERR_NOMEM, "no memory for the trace of calls");
-    atomic_init(&t->refs, 1);
-    t->rank = world->rank;
-    t->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (t->fd < 0) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) {
         DTR_WARN(world, "cannot open the trace of calls %s (DTR_TRACE): %s; calls are not traced",
                  path, strerror(errno));
-        free(t);
+    }
+    return fd;
+}
+
+static bool open_nvtx(const dtr_world *world) {
+    bool wanted = dtr__opt_number(&world->options, DTR__OPT_NVTX) != 0;
+    if (wanted && !dtr__nvtx_open()) {
+        DTR_WARN(world, "DTR_NVTX is set, but this build of the library has no NVTX: configure it "
+                        "with DTR_CUDA=ON");
+        return false;
+    }
+    return wanted;
+}
+
+dtr_status dtr__trace_open(dtr_world *world) {
+    bool nvtx = open_nvtx(world);
+    int fd = open_file(world);
+    if (fd < 0 && !nvtx) {
         return DTR_OK;
     }
+    dtr__trace *t = malloc(sizeof *t);
+    if (t == NULL && fd >= 0) {
+        close(fd);
+    }
+    DTR_REQUIRE(t != NULL, NULL, DTR_ERR_NOMEM, "no memory for the trace of calls");
+    *t = (dtr__trace){ .fd = fd, .rank = world->rank, .nvtx = nvtx };
+    atomic_init(&t->refs, 1);
     world->trace = t;
     return DTR_OK;
 }
@@ -70,8 +95,17 @@ void dtr__trace_close(dtr_world *world) {
     }
 }
 
+/* What a range is called: "dtr_allreduce world". */
+static const char *range_text(const char *what, const char *on, char text[ON_BYTES]) {
+    snprintf(text, ON_BYTES, "%s%s%s", what, on[0] != '\0' ? " " : "", on);
+    return text;
+}
+
 static void write_line(const span *s, dtr_status status, int64_t ns) {
     char line[480];
+    if (s->trace->fd < 0) {
+        return;
+    }
     int n = snprintf(line, sizeof line, "%lld.%06ld\t%d\t%ld\t%d\t%s\t%s\t%s\t%.3f\n",
                      (long long)s->wall.tv_sec, s->wall.tv_nsec / 1000, s->trace->rank,
                      (long)syscall(SYS_gettid), s->level, s->call, s->on[0] != '\0' ? s->on : "-",
@@ -93,6 +127,10 @@ void dtr__trace_begin(dtr__trace *trace, const char *call, const char *on) {
         clock_gettime(CLOCK_REALTIME, &s->wall);
         s->began_ns = dtr__now_ns();
         innermost = s;
+        if (trace->nvtx) {
+            char text[ON_BYTES];
+            dtr__nvtx_push(range_text(call, on, text));
+        }
     }
     depth++;
 }
@@ -103,6 +141,9 @@ dtr_status dtr__trace_end(dtr_status status) {
     depth--;
     if (s != NULL && s->level == depth) {
         write_line(s, status, dtr__now_ns() - s->began_ns);
+        if (s->trace->nvtx) {
+            dtr__nvtx_pop();
+        }
         innermost = s->outer;
         unref(s->trace);
         free(s);
@@ -131,4 +172,15 @@ void dtr__trace_note(const dtr__trace *trace, const char *what, double seconds, 
     va_end(args);
     clock_gettime(CLOCK_REALTIME, &s.wall);
     write_line(&s, DTR_OK, (int64_t)(seconds * 1e9));
+}
+
+uint64_t dtr__trace_range_begin(const dtr__trace *trace, const char *what, const char *label) {
+    char text[ON_BYTES];
+    return trace != NULL && trace->nvtx ? dtr__nvtx_start(range_text(what, label, text)) : 0;
+}
+
+void dtr__trace_range_end(uint64_t range) {
+    if (range != 0) {
+        dtr__nvtx_end(range);
+    }
 }

@@ -26,3 +26,13 @@ dtr_add_mpi_run(double_matrix_stage TARGET test_matrix NPROCS 4 LABELS double TI
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_DEVICE=cuda DTR_STAGE_CHUNK=64)
 dtr_add_double_mpi_test(double_stage NPROCS 1 2 4 SOURCES stage.c LIBS fake_cudart
   ENVIRONMENT ${stage} DTR_STAGE_CHUNK=1KiB)
+
+# A library in the place of a profiler counts the ranges of DTR_NVTX.
+if(DTR_NVTX_INCLUDE_DIR)
+  add_library(nvtx_count MODULE nvtx_count.c)
+  target_include_directories(nvtx_count SYSTEM PRIVATE ${DTR_NVTX_INCLUDE_DIR})
+  target_link_libraries(nvtx_count PRIVATE dtr_flags Threads::Threads)
+  dtr_add_double_mpi_test(double_nvtx NPROCS 2 SOURCES nvtx.c LIBS ${CMAKE_DL_LIBS}
+    ENVIRONMENT NVTX_INJECTION64_PATH=$<TARGET_FILE:nvtx_count>)
+  add_dependencies(test_double_nvtx nvtx_count)
+endif()
