@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 
-scripts, build, launcher = sys.argv[1:4]
+scripts, build, launcher, sanitizers = sys.argv[1:5]
 double = os.path.join(build, "tests", "double", "lib")
 folder = tempfile.TemporaryDirectory(prefix="dtr-gpu-")
 found = os.path.join(folder.name, "found.json")
@@ -19,8 +19,8 @@ def expect(condition, what, *values):
 def make_bundle():
     """What scripts/gpu/bundle makes, of the programs as they lie in the build folder."""
     with open(os.path.join(folder.name, "env.sh"), "w", encoding="utf-8") as env:
-        env.write("export PATH=%s:$PATH LD_LIBRARY_PATH=$DTR_GPU_LIBS\n" % ":".join(
-            os.path.join(build, path) for path in ("tests/gpu", "tests/double", "tests", "runtime/tools")))
+        env.write("export PATH=%s:$PATH LD_LIBRARY_PATH=$DTR_GPU_LIBS:%s\n" % (":".join(
+            os.path.join(build, path) for path in ("tests/gpu", "tests/double", "tests", "runtime/tools", "collectives/tools")), build))
         env.write("dtr_gpu_mpirun() { local n=$1; shift; %s -n $n \"$@\"; }\n" % launcher)
 
 
@@ -47,6 +47,17 @@ def main():
     text, rows, _ = run("conformance", "--only", "CUDA runtime", "--limit", "1", status=1,
                         DTR_FAKE_CUDA_HANG="cudaMalloc:1")
     expect(rows["CUDA runtime"]["state"] == "too long", "a step that hangs: %s", text)
+    if "thread" not in sanitizers:  # it reports MPI's own threads in the tools
+        check_measure()
+
+
+def check_measure():
+    text, _, report = run("measure", "--limit", "120")
+    expect("| 2 | host cost added to NCCL by allreduce" in text and report["on"] == "stand-ins", "the table: %s", text)
+    shown = {row["value"] for row in report["rows"] if "floor" in row}
+    expect(shown == {"dry run", "not measured"}, "a figure from the stand-ins: %s", shown)
+    taken = [row["step"] for row in report["rows"] if "floor" in row and row["value"] == "not measured"]
+    expect(len(taken) == 2, "not measured: %s in %s", taken, text)
 
 
 main()
