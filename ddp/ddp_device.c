@@ -105,11 +105,8 @@ void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b) {
     free(b->feeds);
 }
 
-dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+static dtr_status pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     size_t n = 0;
-    if (!dtr__ddp_on_device(ddp)) {
-        return DTR_OK;
-    }
     const dtr__ddp_at at = { ddp->gpu.index, ddp->gpu.stream };
     DTR_TRY(wait_for_feeds(ddp, b, ddp->gpu.stream));
     for (size_t k = 0; k < b->plan->n_slots; k++) {
@@ -124,6 +121,14 @@ dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         }
     }
     return n > 0 ? ddp->mover->move(b->pieces, n, 1, &at) : DTR_OK;
+}
+
+dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    dtr_status s = dtr__ddp_on_device(ddp) ? pack(ddp, b) : DTR_OK;
+    if (s < 0) {
+        dtr__group_break(ddp->group, s); /* the others wait for this bucket */
+    }
+    return s;
 }
 
 /* ---- one backward ---- */

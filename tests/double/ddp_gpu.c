@@ -369,6 +369,33 @@ START_TEST(P2_buffers) {
 }
 END_TEST
 
+/* ER16: a rank whose device fails ends the module on all of them, long before the deadline. */
+START_TEST(ER16_failing_device) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    bool last = th_rank() == th_size() - 1;
+    model m;
+    model_open(&m, &o, DTR_F32, 0);
+    if (last) {
+        setenv("DTR_FAKE_CUDA_ERR", "cudaStreamWaitEvent:1:719", 1);
+        dtr_fake_cuda_reload();
+    }
+    for (size_t i = 0; i < P; i++) { /* the launch fails, which backward_end says */
+        (void)dtr_ddp_grad_ready(m.ddp, i, m.stream[0]);
+    }
+    dtr_status s = dtr_ddp_backward_end(m.ddp, m.stream[0]);
+    TH_CHECK(s < 0, "the step went well");
+    if (last) {
+        TH_IS(s, DTR_ERR_CUDA);
+        TH_MESSAGE("719");
+        unsetenv("DTR_FAKE_CUDA_ERR");
+        dtr_fake_cuda_reload();
+    }
+    TH_CHECK(dtr_ddp_backward_end(m.ddp, m.stream[0]) == s, "the module goes on");
+    model_close(&m);
+    TH_AGREE();
+}
+END_TEST
+
 static dtr_status no_hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)state, (void)b, (void)work;
     return DTR_OK;
@@ -420,6 +447,7 @@ static void make(Suite *s) {
     th_add(tc, U5_unused, 1, 0);
     th_add(tc, N3_local_steps_and_errors, 1, 0);
     th_add(tc, P2_buffers, 1, 0);
+    th_add(tc, ER16_failing_device, 2, 0);
     th_add(tc, GF0_refused, 1, 0);
 }
 
