@@ -200,6 +200,13 @@ static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const c
                    "%s%s.device is cuda:%d, but this process sees %d CUDA device%s (%s)", k->entry,
                    name, b->device.index, n, n == 1 ? "" : "s", dtr__cuda_text(why));
         }
+        dtr_device own = k->group->device;
+        if (k->group->bound && own.type == DTR_CUDA && own.index != b->device.index) {
+            REFUSE(k, DTR_ERR_DEVICE,
+                   "%s%s.device is cuda:%d, and the group was made for cuda:%d; use a group "
+                   "without a device of its own, or one for each device",
+                   k->entry, name, b->device.index, own.index);
+        }
         if (k->group->cuda_use == 0) {
             REFUSE(k, DTR_ERR_DEVICE,
                    "%s%s is on cuda:%d, and the group has no backend for CUDA buffers: its "

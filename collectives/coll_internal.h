@@ -37,6 +37,7 @@ typedef enum dtr__kind {
     DTR__K_RECV_BYTES,
     DTR__K_MONITORED_BARRIER,
     DTR__K_SPARSE_ALLREDUCE, /* tensor layer */
+    DTR__K_CONNECT,          /* making a communicator of a device: a record, no work */
     DTR__K_COUNT
 } dtr__kind;
 
@@ -294,6 +295,7 @@ struct dtr_group {
     double timeout_cuda_s;
     dtr_device device; /* its own, else the world's */
     bool deterministic, is_world;
+    bool bound;  /* the device was named: CUDA buffers live there */
     bool listed; /* false: a duplicate, which no list, count or look-up of the world shows */
     int nan_check;
     /* Candidates for CPU calls in descending preference, with their state. */
@@ -308,10 +310,12 @@ struct dtr_group {
 
     _Atomic uint64_t seq, p2p_seq;
     _Atomic uint64_t monitored; /* monitored barriers entered */
-    _Atomic int status;         /* DTR_OK or what broke it; the first wins */
-    dtr__error_copy *error;     /* set before status */
-    _Atomic int lost;           /* world rank + 1 of the member whose death broke it, 0: none */
-    _Atomic int told;           /* the other members know that it is broken, or told us */
+    _Atomic uint64_t errors;    /* works that ended with one */
+    _Atomic uint64_t comms_by_init, comms_by_split;
+    _Atomic int status;     /* DTR_OK or what broke it; the first wins */
+    dtr__error_copy *error; /* set before status */
+    _Atomic int lost;       /* world rank + 1 of the member whose death broke it, 0: none */
+    _Atomic int told;       /* the other members know that it is broken, or told us */
 
     /* Engine (engine.c). queue_lock: works, incoming, callbacks, counters; held briefly, never
      * while a backend runs. progress_lock: the running lists, backend state and requests; whoever

@@ -456,22 +456,6 @@ static dtr_status refuse_handle(const dtr_group *g, const dtr__request *r, dtr_w
     return s;
 }
 
-/* What is wrong with the call itself is said first, as outside a scope (CHK9, CHK14). */
-static dtr_status refuse_in_scope(dtr_group *g, const dtr__request *r) {
-    dtr__error_context ctx = { g->world, dtr__kind_name(r->kind), g->name };
-    dtr__call c;
-    DTR_TRY(dtr__scope_look(g, dtr__kind_entry(r->kind)));
-    dtr_status s = dtr__coll_check(g, r, false, &c);
-    if (s == DTR_OK) {
-        s = DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
-                     "%s on group '%s': a coalescing scope takes buffers of the host, and these "
-                     "are on a device; call it outside the scope",
-                     dtr__kind_name(r->kind), g->name);
-    }
-    dtr__call_site_drop();
-    return dtr__scope_fail(g, s, r->kind);
-}
-
 dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work) {
     if (g == NULL || g->magic != DTR__GROUP_MAGIC) {
         return refuse_handle(g, r, work);
@@ -488,8 +472,7 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     }
     dtr__scope *scope = atomic_load_explicit(&g->scope, memory_order_acquire);
     if (scope != NULL) {
-        return dtr__request_on_device(r) ? refuse_in_scope(g, r)
-                                         : dtr__scope_record(g, scope, r, work);
+        return dtr__scope_record(g, scope, r, work);
     }
     if (work == NULL && !dtr__request_on_device(r) && pthread_mutex_trylock(g->progress) == 0) {
         return issue_inline(g, r, now);

@@ -32,6 +32,7 @@ static const char *const entries[DTR__K_COUNT] = {
     [DTR__K_RECV_BYTES] = "dtr_recv_bytes",
     [DTR__K_MONITORED_BARRIER] = "dtr_monitored_barrier",
     [DTR__K_SPARSE_ALLREDUCE] = "dtr_sparse_allreduce",
+    [DTR__K_CONNECT] = "dtr_connect",
 };
 
 const char *dtr__kind_entry(dtr__kind k) {

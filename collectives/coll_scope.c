@@ -17,6 +17,9 @@ static void scope_free(dtr__composite *self) {
             free(scope->runs[i].pack);
         }
     }
+    if (scope->native != NULL) {
+        dtr__work_unref(scope->native);
+    }
     free(scope->calls);
     free(scope->spans);
     free(scope->runs);
@@ -316,7 +319,22 @@ static dtr_status check_spans(const dtr__scope *scope, size_t first) {
 
 /* ---- one call ---- */
 
-static dtr_status add_call(dtr__scope *scope, dtr__call *c, const dtr__request *r, int backend) {
+/* The host cannot look at input on a device. */
+static dtr_status describe_call(dtr_work *w, dtr__scope *scope, const dtr__call *c,
+                                const dtr__request *r, const dtr__backend *device, int backend) {
+    dtr__call seen = *c;
+    seen.in_count = device == NULL ? c->in_count : 0;
+    dtr_status s = dtr__work_describe(w, scope->group, &seen, r, backend, false);
+    w->call.in_count = c->in_count;
+    if (device != NULL) {
+        w->backend = device;
+        w->backend_state = NULL;
+    }
+    return s;
+}
+
+static dtr_status add_call(dtr__scope *scope, dtr__call *c, const dtr__request *r,
+                           const dtr__backend *device, int backend) {
     dtr_group *g = scope->group;
     dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
     size_t first = scope->n_spans;
@@ -326,7 +344,7 @@ static dtr_status add_call(dtr__scope *scope, dtr__call *c, const dtr__request *
     DTR_TRY(check_spans(scope, first));
     dtr_work *w;
     DTR_TRY(dtr__work_make(g, 1, &w));
-    dtr_status s = dtr__work_describe(w, g, c, r, backend, false);
+    dtr_status s = describe_call(w, scope, c, r, device, backend);
     if (s < 0) {
         w->finish = NULL;
         dtr__work_unref(w);
@@ -342,6 +360,7 @@ static dtr_status add_call(dtr__scope *scope, dtr__call *c, const dtr__request *
 dtr_status dtr__scope_record(dtr_group *g, dtr__scope *scope, const dtr__request *r,
                              dtr_work **work) {
     dtr__call c;
+    const dtr__backend *device = NULL;
     int backend = 0;
     dtr_status s = dtr__scope_look(g, dtr__kind_entry(r->kind));
     if (s != DTR_OK) {
@@ -351,10 +370,10 @@ dtr_status dtr__scope_record(dtr_group *g, dtr__scope *scope, const dtr__request
     s = dtr__coll_check(g, r, false, &c);
     dtr__call_site_take(&c, r->return_address);
     if (s == DTR_OK) {
-        s = dtr__choose_backend(g, &c, &backend);
+        s = dtr__scope_choose(scope, &c, r, &device, &backend);
     }
     if (s == DTR_OK && !(c.kind == DTR__K_BATCH && c.n_batch == 0)) {
-        s = add_call(scope, &c, r, backend);
+        s = add_call(scope, &c, r, device, backend);
     }
     if (s < 0) {
         return fail_call(scope, s, r->kind);
@@ -408,10 +427,33 @@ static dtr_status give(dtr_work *whole, dtr_work **work) {
         *work = whole;
         return DTR_OK;
     }
-    dtr__work_block(whole);
-    dtr_status s = dtr__work_result(whole);
+    dtr_status s;
+    if (whole->call.device.type != DTR_CPU) {
+        s = dtr_work_wait(whole, -1); /* the stream waits */
+    } else {
+        dtr__work_block(whole);
+        s = dtr__work_result(whole);
+    }
     dtr__work_unref(whole);
     return s;
+}
+
+static dtr_status launch_device(dtr__scope *scope, dtr_work **work) {
+    dtr_group *g = scope->group;
+    dtr_work *whole = scope->whole;
+    dtr_status s = dtr__scope_launch_device(scope);
+    if (s < 0) {
+        abandon(scope, s);
+        discard(scope);
+        return s;
+    }
+    atomic_store_explicit(&whole->recording, 0, memory_order_release);
+    if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
+        dtr__work_unref(whole);
+        return dtr__group_broken(g);
+    }
+    dtr__work_hand_over(g, whole);
+    return give(whole, work);
 }
 
 static dtr_status launch(dtr__scope *scope, dtr_work **work) {
@@ -422,6 +464,9 @@ static dtr_status launch(dtr__scope *scope, dtr_work **work) {
         return give(whole, work);
     }
     describe_whole(scope);
+    if (scope->device.type != DTR_CPU) {
+        return launch_device(scope, work);
+    }
     dtr_status s = dtr__scope_plan(scope);
     if (s < 0) {
         abandon(scope, s);

@@ -99,6 +99,20 @@ dtr_status dtr__scope_plan(dtr__scope *scope) {
 
 /* ---- one call ---- */
 
+/* What was found in an input that only the call's own backend could look at. */
+static void take_status(dtr_work *whole, dtr_work *w) {
+    if (w->own_status == DTR_OK) {
+        return;
+    }
+    pthread_mutex_lock(&whole->group->queue_lock);
+    if (!atomic_load_explicit(&whole->ended, memory_order_relaxed) && whole->own_status == DTR_OK) {
+        whole->own_status = w->own_status;
+        whole->error = w->error;
+        w->error = NULL;
+    }
+    pthread_mutex_unlock(&whole->group->queue_lock);
+}
+
 /* The last step's failure becomes the status of the whole, which goes on. */
 static void run_finish(dtr_work *whole, dtr_work *w) {
     dtr__finish *f = w->finish;
@@ -115,9 +129,10 @@ static void run_finish(dtr_work *whole, dtr_work *w) {
     pthread_mutex_unlock(&whole->group->queue_lock);
 }
 
-static void end_call(dtr_work *whole, dtr_work *w) {
+void dtr__scope_end_call(dtr_work *whole, dtr_work *w) {
     atomic_store_explicit(&w->ended, 1, memory_order_relaxed);
     dtr__work_mark(w, DTR__REC_FINISHED, DTR_OK);
+    take_status(whole, w);
     run_finish(whole, w);
 }
 
@@ -144,6 +159,9 @@ static void copy_pack(const dtr__scope *scope, const dtr__run *run, bool in) {
 static void cancel(dtr_group *g, void *state, dtr_work *whole) {
     dtr__scope *scope = (dtr__scope *)whole->composite;
     (void)state;
+    if (scope != NULL && scope->native != NULL) {
+        dtr__part_cancel(g, scope->native);
+    }
     for (size_t i = 0; scope != NULL && i < scope->n_runs; i++) {
         dtr__part_cancel(g, scope->runs[i].work);
     }
@@ -156,11 +174,12 @@ static dtr_status move_p2p(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
     for (size_t i = 0; scope->p2p_left > 0 && i < scope->n; i++) {
         dtr_work *w = scope->calls[i];
         bool done = false;
-        if (dtr__kind_is_p2p(w->call.kind) && !dtr__part_ended(w)) {
+        if (dtr__kind_is_p2p(w->call.kind) && w->backend != &dtr__backend_nccl &&
+            !dtr__part_ended(w)) {
             DTR_TRY(dtr__part_move(g, whole, w, &done));
         }
         if (done) {
-            end_call(whole, w);
+            dtr__scope_end_call(whole, w);
             scope->p2p_left--;
         }
     }
@@ -190,18 +209,19 @@ static dtr_status move_run(dtr_group *g, dtr_work *whole, dtr__scope *scope, dtr
         return DTR_OK;
     }
     if (run->pack == NULL) {
-        end_call(whole, run->work);
+        dtr__scope_end_call(whole, run->work);
         return DTR_OK;
     }
     atomic_store_explicit(&run->work->ended, 1, memory_order_relaxed);
     copy_pack(scope, run, false);
     for (size_t i = run->first; i < run->first + run->count; i++) {
-        end_call(whole, scope->calls[i]);
+        dtr__scope_end_call(whole, scope->calls[i]);
     }
     return DTR_OK;
 }
 
 static dtr_status move(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
+    DTR_TRY(dtr__scope_move_native(g, whole, scope));
     DTR_TRY(move_p2p(g, whole, scope));
     while (scope->next_run < scope->n_runs) {
         dtr__run *run = &scope->runs[scope->next_run];
@@ -225,8 +245,9 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *whole, bool *don
         dtr__work_give_up(g, &dtr__backend_scope, state, whole, s);
         return s;
     }
-    *done = scope->p2p_left == 0 && scope->next_run == scope->n_runs;
-    if (*done) {
+    bool native = scope->native == NULL || dtr__part_ended(scope->native);
+    *done = native && scope->p2p_left == 0 && scope->next_run == scope->n_runs;
+    if (*done && scope->device.type == DTR_CPU) { /* streams may still ask for the other's event */
         whole->composite = NULL;
         scope->composite.free(&scope->composite);
     }
@@ -239,6 +260,9 @@ static const char *waits_for(dtr_group *g, void *state, dtr_work *whole, char *t
     for (size_t i = 0; scope != NULL && i < scope->n; i++) {
         if (!dtr__part_ended(scope->calls[i])) {
             bool p2p = dtr__kind_is_p2p(scope->calls[i]->call.kind);
+            if (scope->calls[i]->backend == &dtr__backend_nccl) {
+                return dtr__part_waits_for(g, scope->native, false, text, cap);
+            }
             dtr_work *served = p2p || scope->next_run >= scope->n_runs
                                    ? scope->calls[i]
                                    : scope->runs[scope->next_run].work;
@@ -254,3 +278,11 @@ const dtr__backend dtr__backend_scope = { .name = "scope",
                                           .progress = progress,
                                           .cancel = cancel,
                                           .waits_for = waits_for };
+
+const dtr__backend dtr__backend_scope_native = { .name = "scope",
+                                                 .device = DTR_CUDA,
+                                                 .overlaps = true,
+                                                 .start = progress,
+                                                 .progress = progress,
+                                                 .cancel = cancel,
+                                                 .waits_for = waits_for };

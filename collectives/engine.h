@@ -96,6 +96,11 @@ dtr_status dtr__group_broken(const dtr_group *g); /* the error that broke it, as
 /* queue_lock held: the last steps of a failed work go to group->late. */
 void dtr__work_keep_late(dtr_group *g, dtr_work *w);
 
+/* A described work that got no number: its last step stays the caller's. */
+void dtr__work_drop(dtr_work *w);
+/* The score of a backend that is chosen elsewhere. */
+int dtr__score_asked(const dtr_group *g, const dtr__call *call, const char **why);
+
 uint64_t dtr__mix(uint64_t h, uint64_t v); /* of fingerprints */
 
 /* ---- works made of other works, their parts (coll_parts.c) ----

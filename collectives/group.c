@@ -40,6 +40,7 @@ dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_gro
     g->timeout_s = spec->timeout_cpu_s;
     g->timeout_cuda_s = spec->timeout_cuda_s;
     g->device = spec->device;
+    g->bound = spec->bound;
     g->deterministic = spec->deterministic;
     g->is_world = spec->is_world;
     g->listed = spec->listed;

@@ -308,7 +308,7 @@ dtr_status dtr__group_dup(dtr_group *group, const char *name, dtr_group **dup) {
     o.name = name;
     o.backend = group->backend_asked;
     o.device = group->device;
-    o.has_device = true;
+    o.has_device = group->bound;
     o.deterministic = group->deterministic;
     o.nan_check = group->nan_check;
     dtr__creation c;

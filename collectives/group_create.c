@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "group_make.h"
+#include "nccl/nccl_calls.h"
 #include "post.h"
 
 /* ---- names of things in messages ---- */
@@ -116,6 +117,7 @@ static dtr_status make(dtr__creation *c, uint64_t uid, dtr_group **group) {
         .timeout_cpu_s = c->timeout_cpu_s,
         .timeout_cuda_s = c->timeout_cuda_s,
         .device = c->o.has_device ? c->o.device : c->inherit->device,
+        .bound = c->o.has_device,
         .deterministic = c->o.deterministic,
         .listed = !c->unlisted,
         .nan_check = c->o.nan_check,
@@ -137,11 +139,67 @@ static dtr_status make(dtr__creation *c, uint64_t uid, dtr_group **group) {
     return DTR_OK;
 }
 
-static void unmake(dtr_group *group) {
-    if (group != NULL) {
+/* A group that failed on some rank. One that is listed broke, and what it has of NCCL is aborted:
+ * not all members may have it. */
+static void unmake(dtr_group *group, dtr_status s) {
+    if (group == NULL) {
+        return;
+    }
+    if (group->id == 0) {
         dtr__group_disconnect(group, true);
         dtr__group_free(group);
+        return;
     }
+    dtr__error_copy *cause = dtr__error_save();
+    atomic_store(&group->told, 1); /* all members know */
+    dtr__group_break(group, s);
+    dtr__group_take_down(group);
+    (void)dtr__error_restore(cause, s);
+    dtr__error_copy_free(cause);
+}
+
+/* ---- NCCL, with the group ---- */
+
+/* The group whose communicators those of the new one may be split from: all its ranks are here. */
+static dtr_group *split_parent(const dtr__creation *c) {
+    dtr_group *parent = c->parent != NULL ? c->parent : dtr_world_group(c->world);
+    return c->n_scope == parent->size ? parent : NULL;
+}
+
+static dtr_device device_of(const dtr__creation *c) {
+    return c->o.has_device ? c->o.device : c->inherit->device;
+}
+
+/* Whether this rank could do its part of a split. */
+static bool can_split(const dtr__creation *c) {
+    dtr__selection sel;
+    const dtr_group *parent = split_parent(c);
+    dtr_device d = device_of(c);
+    dtr__error_context ctx = { .world = c->world, .operation = c->entry };
+    if (parent == NULL || d.type != DTR_CUDA ||
+        dtr__select_parse(&ctx, c->backend, &sel) != DTR_OK) {
+        return false;
+    }
+    const char *use = sel.name[DTR_CUDA];
+    return (strcmp(use, "auto") == 0 || strcmp(use, "nccl") == 0) &&
+           dtr__nccl_can_split(parent, d.index);
+}
+
+/* What of NCCL comes with creation: a split, which every caller takes part in whatever has happened
+ * to its group, or the set-up of a group with a device of its own. News of its failure on another
+ * member reach a group only when it is listed. */
+static dtr_status connect_devices(const dtr__creation *c, const dtr__outcome *out, dtr_status s,
+                                  dtr_group *made) {
+    bool eager = made != NULL && dtr__nccl_eager(made);
+    if (made != NULL && (out->split || eager)) {
+        dtr__group_list(made);
+    }
+    if (out->split) {
+        dtr_status split =
+            dtr__nccl_split(split_parent(c), device_of(c).index, made, c->by_color ? c->index : 0);
+        return s < 0 ? s : split;
+    }
+    return s >= 0 && eager ? dtr__nccl_ready(made, made->device.index) : s;
 }
 
 /* ---- the two meetings ---- */
@@ -192,6 +250,7 @@ static dtr_status create_met(dtr__creation *c, dtr__entry *entry, dtr_group **gr
         DTR_TRY(learn_members(c, entry));
     }
     dtr_group *found = look_up(c, entry);
+    entry->can_split = can_split(c);
     entry->send_members = c->by_color && c->members == NULL;
     dtr_status s = dtr__meet(c->world, c->what, c->scope, c->n_scope, entry, c->parent, &out);
     if (s < 0) {
@@ -201,12 +260,13 @@ static dtr_status create_met(dtr__creation *c, dtr__entry *entry, dtr_group **gr
     if (entry->index >= 0 && !out.reuse) {
         s = make_agreed(c, &out, &made);
     }
+    s = connect_devices(c, &out, s, made);
     s = confirm(c, entry, s);
     if (s < 0) {
-        unmake(made);
+        unmake(made, s);
         return s;
     }
-    if (made != NULL) {
+    if (made != NULL && made->id == 0) {
         dtr__group_list(made);
     }
     pthread_mutex_lock(&gs->lock);

@@ -29,8 +29,7 @@ static dtr_status meet_to_end(dtr_group *g, dtr_status drained, double limit_s) 
     return s;
 }
 
-/* Take the group apart on this rank; the handle becomes a tombstone. */
-static void take_down(dtr_group *g) {
+void dtr__group_take_down(dtr_group *g) {
     dtr__group_unlist(g); /* first, so that nobody finds it half taken apart */
     dtr__group_disconnect(g, dtr__mpi_alive());
     dtr__group_strip(g);
@@ -54,7 +53,7 @@ static dtr_status destroy_healthy(dtr_group *g) {
     }
     dtr__notices_visit(g->world); /* others may wait for the news that it broke here */
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
-    take_down(g);
+    dtr__group_take_down(g);
     if (cause != NULL) {
         s = dtr__error_restore(cause, s);
         dtr__error_copy_free(cause);
@@ -92,7 +91,7 @@ static dtr_status group_destroy(dtr_group *group) {
         return DTR_OK;
     }
     if (!dtr__mpi_alive()) {
-        take_down(group);
+        dtr__group_take_down(group);
         return DTR_FAIL(&ctx, DTR_ERR_STATE,
                         "dtr_group_destroy: MPI_Finalize has been called before; what is local was "
                         "freed");
@@ -102,7 +101,7 @@ static dtr_status group_destroy(dtr_group *group) {
         return destroy_healthy(group);
     }
     (void)dtr__engine_drain(group, 0);
-    take_down(group);
+    dtr__group_take_down(group);
     return DTR_OK;
 }
 

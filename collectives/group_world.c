@@ -32,6 +32,7 @@ static dtr_status make_own(dtr_world *world, dtr_group **own) {
         .timeout_cpu_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CPU,
         .timeout_cuda_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CUDA,
         .device = world->device,
+        .bound = world->bound,
         .is_world = true,
         .listed = true,
     };
@@ -126,6 +127,12 @@ static void close_all(dtr_world *world, bool mpi_alive) {
     world->groups = NULL;
 }
 
+/* A device that the program named is set up with the world: what is wrong with it shows here. */
+static dtr_status connect_own_device(dtr_world *world, dtr_group *own) {
+    dtr_status s = dtr__nccl_eager(own) ? dtr__nccl_ready(own, own->device.index) : DTR_OK;
+    return dtr__agree_status(world, world->comm, s, "world creation");
+}
+
 dtr_status dtr__groups_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
     dtr_group *own = NULL;
@@ -162,6 +169,9 @@ dtr_status dtr__groups_open(dtr_world *world) {
     s = dtr__agree_status(world, world->comm,
                           dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_reported),
                           "world creation");
+    if (s >= 0 && world->bound && world->device.type == DTR_CUDA) {
+        s = connect_own_device(world, own);
+    }
     if (s < 0) {
         close_all(world, true);
     }

@@ -27,6 +27,7 @@ struct dtr__groups {
     dtr__custom *customs;    /* registered backends; they stay until the world ends */
     dtr__monitors *monitors; /* its own lock */
     struct dtr__gpus *gpus;  /* of all ranks; constant */
+    _Atomic int helpers;     /* of destroyed groups, left behind inside NCCL */
     /* Of the thread that ends the world (ending.c). */
     char ending_at[128]; /* call site; "": the world goes on */
     int64_t ending_look_ns;
@@ -42,6 +43,7 @@ typedef struct dtr__group_spec {
     uint64_t uid;
     double timeout_cpu_s, timeout_cuda_s;
     dtr_device device;
+    bool bound; /* the device was named by the caller */
     bool deterministic, is_world, listed;
     int nan_check;
 } dtr__group_spec;
@@ -54,6 +56,8 @@ dtr_status dtr__group_connect(dtr_group *group);
 /* The reverse: backends, engine, communicator (MPI is left alone when it is not `mpi_alive`). */
 void dtr__group_disconnect(dtr_group *group, bool mpi_alive);
 void dtr__group_free(dtr_group *group);
+/* Take a listed group apart on this rank; the handle becomes a tombstone. */
+void dtr__group_take_down(dtr_group *group);
 /* Leave of it what a tombstone needs. */
 void dtr__group_strip(dtr_group *group);
 /* Into and out of the world's list; out of it the group is a tombstone. */

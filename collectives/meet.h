@@ -33,6 +33,7 @@ typedef struct dtr__entry {
     int64_t key;       /* place in the group this rank goes to */
     int32_t index;     /* which of the groups that is, -1: none */
     int32_t status;    /* what failed here already, with text */
+    int32_t can_split; /* the parent's communicator of this rank's device is ready */
     uint8_t unnamed, name_live, end, send_members;
     double limit_s;
     char text[256];
@@ -44,6 +45,7 @@ typedef struct dtr__outcome {
     uint64_t number;  /* name of this rank's group when it has none of its own */
     uint64_t uid;     /* of this rank's group */
     bool reuse;       /* the live group found by tag serves */
+    bool split;       /* all callers take part in splitting the parent's communicators */
     int *members;     /* with send_members: world ranks in group-rank order; the caller frees it */
     int n_members;
 } dtr__outcome;
@@ -70,7 +72,7 @@ enum { DTR__MEET_TEXT = 1024 };
 typedef struct dtr__answer {
     dtr_status status;
     uint64_t counter, number, uid;
-    bool reuse;
+    bool reuse, split;
 } dtr__answer;
 /* ranks[i] brought entry[i]; answer[i] is filled for it. `next_uid` is moved by the groups made.
  * `text` gets the message of the failure, with `what` in front. */

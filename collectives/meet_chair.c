@@ -208,6 +208,7 @@ void dtr__meeting_take_answer(dtr__meeting *m, const dtr__answer *a, int *member
                               .number = a->number,
                               .uid = a->uid,
                               .reuse = a->reuse,
+                              .split = a->split,
                               .members = members,
                               .n_members = n_members };
 }

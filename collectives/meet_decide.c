@@ -249,7 +249,11 @@ static void assign(const dtr__entry *const *entry, int n, uint64_t *next_uid, dt
         counter = entry[i]->counter > counter ? entry[i]->counter : counter;
     }
     uint64_t number = counter;
-    bool unnamed = entry[0]->unnamed != 0;
+    bool unnamed = entry[0]->unnamed != 0, can_split = true, fresh = false;
+    for (int i = 0; i < n; i++) {
+        can_split = can_split && entry[i]->can_split != 0;
+        fresh = fresh || (entry[i]->index >= 0 && entry[i]->found == 0);
+    }
     for (int index = next_index(entry, n, -1); index >= 0; index = next_index(entry, n, index)) {
         uint64_t uid = 0;
         for (int i = 0; i < n; i++) {
@@ -267,6 +271,7 @@ static void assign(const dtr__entry *const *entry, int n, uint64_t *next_uid, dt
     }
     for (int i = 0; i < n; i++) {
         /* Callers that made no numbered group keep the counter they have. */
+        answer[i].split = can_split && fresh;
         answer[i].counter = number > counter ? number : entry[i]->counter;
     }
 }

@@ -3,6 +3,8 @@
 #define DTR_SCOPE_H
 
 #include "engine.h"
+#include "nccl/nccl_calls.h"
+#include "stage/stage.h"
 
 /* Memory that a recorded call reads or writes. */
 typedef struct dtr__span {
@@ -35,14 +37,32 @@ struct dtr__scope {
     size_t n, cap;
     dtr__span *spans;
     size_t n_spans, cap_spans;
+    bool placed; /* device and stream are those of its first call with buffers */
+    dtr_device device;
+    void *stream;
     dtr_status status; /* what aborted it */
     dtr__error_copy *error;
     /* Running; progress lock. */
     dtr__run *runs;
     size_t n_runs, next_run, p2p_left;
+    dtr_work *native; /* NULL, or the calls that NCCL serves, all at once; constant */
+    bool host_only;   /* a call has a last step: streams cannot wait for it */
 };
 
-extern const dtr__backend dtr__backend_scope;
+/* The second one has nothing but a native part. */
+extern const dtr__backend dtr__backend_scope, dtr__backend_scope_native;
+
+/* A call of a scope has run. */
+void dtr__scope_end_call(dtr_work *whole, dtr_work *w);
+
+/* ---- coll_scope_device.c ---- */
+/* The backend of a call, by its number; of one with device buffers the backend itself. */
+dtr_status dtr__scope_choose(dtr__scope *scope, dtr__call *c, const dtr__request *r,
+                             const dtr__backend **device, int *backend);
+/* From the plan to the launch of what NCCL serves; the whole is with the engine then. A failure of
+ * the launch breaks the group, and is the whole's; after any other nothing has begun. */
+dtr_status dtr__scope_launch_device(dtr__scope *scope);
+dtr_status dtr__scope_move_native(dtr_group *g, dtr_work *whole, dtr__scope *scope);
 
 /* Cut the recorded collectives into runs. DTR_ERR_NOMEM. */
 dtr_status dtr__scope_plan(dtr__scope *scope);

@@ -156,6 +156,9 @@ void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr
         w->error = error;
     }
     w->status = s;
+    if (s < 0) {
+        atomic_fetch_add_explicit(&g->errors, 1, memory_order_relaxed);
+    }
     dtr__work_mark(w, s == DTR_OK ? DTR__REC_FINISHED : DTR__REC_FAILED, s);
     atomic_store_explicit(&w->ended, 1, memory_order_release);
     if (w->callbacks != NULL) {

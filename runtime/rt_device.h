@@ -92,6 +92,8 @@ const dtr__cuda *dtr__cuda_get(void);
 /* Another symbol of libdtr_cuda, for the layer above; NULL where it has none or is not loaded. */
 void *dtr__cuda_symbol(const char *name);
 const char *dtr__cuda_state_name(dtr__cuda_state state); /* "no driver" */
+/* DTR_ERR_DEVICE, with a message beginning with `what`, unless the device exists. */
+dtr_status dtr__device_check(dtr_device d, const char *what);
 /* The state and its reason in one: "no driver: ..."; returns text. */
 enum { DTR__CUDA_TEXT = 320 };
 const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]);

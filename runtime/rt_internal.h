@@ -35,8 +35,6 @@ void dtr__recorder_close(dtr_world *world);
 dtr_status dtr__progress_open(dtr_world *world);
 void dtr__progress_close(dtr_world *world);
 
-/* DTR_ERR_DEVICE, with a message beginning with `what`, unless the device exists. */
-dtr_status dtr__device_check(dtr_device d, const char *what);
 dtr_status dtr__memory_open(dtr_world *world);
 void dtr__memory_close(dtr_world *world); /* frees what is left, with one warning */
 

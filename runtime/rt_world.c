@@ -10,6 +10,7 @@
 #include <dtr/version.h>
 
 #include "rt_control.h"
+#include "rt_device.h"
 #include "rt_dump.h"
 #include "rt_internal.h"
 #include "rt_late.h"
@@ -96,6 +97,7 @@ static dtr_status read_settings(dtr_world *w, const dtr_world_options *o) {
     w->timeout_s = set ? dtr__opt_seconds(&w->options, DTR__OPT_TIMEOUT) : 0;
     w->backend_text = dtr__opt_text(&w->options, DTR__OPT_BACKEND);
     w->device = o->has_device ? o->device : (dtr_device){ DTR_CPU, 0 };
+    w->bound = o->has_device;
     w->keep_mpi = o->keep_mpi;
     return DTR_OK;
 }

@@ -51,6 +51,7 @@ struct dtr_world {
      * CPUs overlap in part. */
     int cpu_sharers, cpu_turn;
     dtr_device device;
+    bool bound;               /* the device was named by the program */
     double timeout_s;         /* 0: not set anywhere, the device's default applies; set by code or
                                  DTR_TIMEOUT */
     const char *backend_text; /* owned by options */

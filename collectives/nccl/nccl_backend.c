@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "nccl/nccl_internal.h"
+#include "scope.h"
 #include "stage/stage.h"
 
 #define ASK_NS INT64_C(5000000) /* between two looks at a communicator's state */
@@ -66,18 +67,11 @@ static const char *waits_for(dtr_group *g, void *state, dtr_work *w, char *text,
     return text;
 }
 
-/* Its works are made by dtr__device_issue. */
-static int score(const dtr_group *g, const dtr__call *call, const char **why) {
-    (void)g;
-    (void)call;
-    (void)why;
-    return 1;
-}
-
+/* dtr__device_issue makes its works. */
 const dtr__backend dtr__backend_nccl = { .name = "nccl",
                                          .device = DTR_CUDA,
                                          .overlaps = true,
-                                         .score = score,
+                                         .score = dtr__score_asked,
                                          .start = progress,
                                          .progress = progress,
                                          .waits_for = waits_for };
@@ -98,6 +92,7 @@ static void op_free(dtr__composite *self) {
         }
     }
     dtr__nccl_comm_unref(op->comm);
+    free(op->ops);
     free(op);
 }
 
@@ -119,12 +114,6 @@ static dtr_status make_op(dtr__nccl_comm *c, bool host_only, dtr__nccl_op **made
     return DTR_OK;
 }
 
-void dtr__nccl_drop_work(dtr_work *w) {
-    w->finish = NULL;
-    atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
-    dtr__work_unref(w);
-}
-
 /* The host cannot look at its input. */
 dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call *call,
                                const dtr__request *r, dtr_work **work) {
@@ -141,7 +130,7 @@ dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call 
     if (s < 0) {
         op_free(&op->composite);
         if (w != NULL) {
-            dtr__nccl_drop_work(w);
+            dtr__work_drop(w);
         }
         return s;
     }
@@ -153,16 +142,23 @@ dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call 
     return DTR_OK;
 }
 
-dtr_status dtr__nccl_launch(dtr__nccl_comm *c, dtr_work *w) {
-    dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
+/* Behind what the caller's stream holds now, with the end event behind it. `calls`: NULL, or those
+ * of a scope, which `w` is then. */
+static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, size_t n) {
+    dtr__nccl_comm *c = op->comm;
     const dtr__device_ops *cuda = c->cuda;
     op->number = op->captured ? 0 : ++c->launched;
     DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
-    DTR_TRY(dtr__nccl_run(c, w));
+    DTR_TRY(calls != NULL ? dtr__nccl_run_all(c, w, calls, n, op->ops) : dtr__nccl_run(c, w));
     DTR_CUDA_TRY(cuda->event_record(c->device, op->end->event, c->stream), DTR_ERR_CUDA);
     atomic_store_explicit(&op->launched, 1, memory_order_release);
     return DTR_OK;
+}
+
+dtr_status dtr__nccl_launch(dtr__nccl_comm *c, dtr_work *w) {
+    (void)c;
+    return launch((dtr__nccl_op *)w->composite, w, NULL, 0);
 }
 
 /* Another thread of this rank may be inside NCCL and not come back. */
@@ -198,12 +194,7 @@ static dtr_status communicator(dtr_group *g, const dtr__call *c, dtr__nccl_comm 
                         "ranks, which a completion callback must not; run one before",
                         dtr__kind_name(c->kind), g->name);
     }
-    dtr_status s = dtr__nccl_connect(*comm);
-    if (s < 0) {
-        dtr__group_break(g, s);
-        return dtr__group_broken(g);
-    }
-    return DTR_OK;
+    return dtr__nccl_connect_or_break(*comm);
 }
 
 /* turn held. `*work` stays NULL where NCCL has refused the devices. */
@@ -218,7 +209,7 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
     DTR_TRY(dtr__nccl_capture_over(g, c, comm));
     DTR_TRY(dtr__nccl_make_work(g, comm, c, r, &w));
     if (!dtr__work_admit(g, w, site, false)) {
-        dtr__nccl_drop_work(w);
+        dtr__work_drop(w);
         return dtr__group_broken(g);
     }
     dtr_status s = dtr__nccl_launch(comm, w);
@@ -287,6 +278,16 @@ static dtr_status refuse_capture(const dtr_group *g, const dtr__call *c) {
                     dtr__kind_name(c->kind), g->name);
 }
 
+static dtr_status settle_for_stage(dtr_group *g, const dtr__call *c, const char *why) {
+    if (g->cuda_use == 'n') {
+        return refuse(g, c, why);
+    }
+    if (g->cuda_use == 'a') {
+        warn(g, c, why);
+    }
+    return DTR_OK;
+}
+
 static dtr_status check_message(const dtr_group *g, const dtr__call *c) {
     dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
     bool lone = c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
@@ -300,6 +301,82 @@ static dtr_status check_message(const dtr_group *g, const dtr__call *c) {
                 dtr__kind_name(c->kind), g->name, c->root);
     return DTR_OK;
 }
+
+/* ---- scopes ---- */
+
+dtr_status dtr__device_choose(dtr_group *g, dtr__call *c, const dtr__request *r,
+                              const dtr__backend **backend) {
+    const char *why = "";
+    bool captured = false;
+    DTR_TRY(dtr__nccl_capture_look(g, c, &captured));
+    if (captured) {
+        dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
+        return DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                        "%s on group '%s': its stream captures a graph, which takes calls one by "
+                        "one and no coalescing scope",
+                        dtr__kind_name(c->kind), g->name);
+    }
+    if (g->cuda_use != 's' && dtr__nccl_serves(g, c, &why)) {
+        DTR_TRY(check_message(g, c));
+        if (r->options == NULL || r->options->timeout_s <= 0) {
+            c->timeout_s = g->timeout_cuda_s;
+        }
+        *backend = &dtr__backend_nccl;
+        return DTR_OK;
+    }
+    *backend = &dtr__backend_stage;
+    return settle_for_stage(g, c, why);
+}
+
+dtr_status dtr__native_begin(dtr_group *g) {
+    return dtr__nccl_take_turn(g);
+}
+
+void dtr__native_end(dtr_group *g) {
+    pthread_mutex_unlock(&g->nccl->turn);
+}
+
+dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *const *calls,
+                            size_t n, dtr_work **part) {
+    dtr__nccl_comm *comm = NULL;
+    dtr__nccl_op *op = NULL;
+    dtr__call whole = { .kind = DTR__K_BATCH, .device = { DTR_CUDA, device }, .stream = stream };
+    dtr__request r = { .kind = DTR__K_BATCH };
+    DTR_TRY(communicator(g, &whole, &comm));
+    if (!comm->ready) {
+        for (size_t i = 0; i < n; i++) {
+            if (calls[i]->backend == &dtr__backend_nccl) {
+                warn(g, &calls[i]->call, g->nccl->reason);
+            }
+        }
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__nccl_capture_over(g, &whole, comm));
+    DTR_TRY(make_op(comm, false, &op));
+    dtr_status s = dtr__work_make(g, 1, part);
+    op->ops = calloc(n, sizeof *op->ops);
+    if (s == DTR_OK && op->ops == NULL) {
+        s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for a scope of %zu calls", n);
+        dtr__work_unref(*part);
+    }
+    if (s < 0) {
+        *part = NULL;
+        op_free(&op->composite);
+        return s;
+    }
+    (void)dtr__work_describe(*part, g, &whole, &r, 0, false);
+    (*part)->backend = &dtr__backend_nccl;
+    (*part)->backend_state = NULL;
+    (*part)->composite = &op->composite;
+    (*part)->seq = (*part)->issue = (*part)->record = 0;
+    return DTR_OK;
+}
+
+dtr_status dtr__native_launch(dtr_work *part, dtr_work *whole, dtr_work *const *calls, size_t n) {
+    return launch((dtr__nccl_op *)part->composite, whole, calls, n);
+}
+
+/* ---- one call ---- */
 
 dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work) {
@@ -319,16 +396,14 @@ dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__reques
         }
         why = g->nccl->reason;
     }
-    if (g->cuda_use == 'n') {
-        return refuse(g, c, why);
-    }
-    if (g->cuda_use == 'a') {
-        warn(g, c, why);
-    }
+    DTR_TRY(settle_for_stage(g, c, why));
     return dtr__stage_issue(g, c, r, site, work);
 }
 
 bool dtr__device_stream_wait(dtr_work *w, void *stream, dtr_status *s) {
+    if (w->backend == &dtr__backend_scope_native) {
+        return dtr__scope_stream_wait(w, stream, s);
+    }
     if (w->backend != &dtr__backend_nccl) {
         return false;
     }

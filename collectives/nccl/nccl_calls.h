@@ -30,12 +30,41 @@ void dtr__nccl_stop(dtr_group *g);
 /* With the group's end, after the engine's. */
 void dtr__nccl_close(dtr_group *g);
 
+/* Helper threads of this group left behind inside NCCL. Any thread. */
+uint64_t dtr__nccl_helpers(const dtr_group *g);
+/* Whether creation of this group is to connect it: a CUDA device was named, and NCCL can serve. */
+bool dtr__nccl_eager(const dtr_group *g);
+/* Make the communicator of all members for this device, unless it is there; collective. A failure
+ * breaks the group. */
+dtr_status dtr__nccl_ready(dtr_group *g, int device);
+
+/* Whether this rank's communicator of all members for this device is ready to be split. */
+bool dtr__nccl_can_split(const dtr_group *g, int device);
+/* Split the parent's communicator of this device: all its ranks call this. The child, where this
+ * rank is in one that NCCL serves, gets one with the ranks of `color`. */
+dtr_status dtr__nccl_split(dtr_group *parent, int device, dtr_group *child, int color);
+
 /* A checked call with device buffers, through nccl or stage. */
 dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work);
 /* dtr-info --why: prints which of the two a group would take, and why; `wanted` is the text's name
  * for CUDA. Status of the program. */
 int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool one_gpu);
+/* Device buffers in a coalescing scope. choose: nccl or stage for a checked call, whose limit is
+ * set by that; refused as outside a scope. */
+dtr_status dtr__device_choose(dtr_group *g, dtr__call *c, const dtr__request *r,
+                              const dtr__backend **backend);
+/* Issuing what nccl serves of a scope. begin: wait for the turn, which `end` gives back. open: a
+ * part that stands for these calls, its communicator ready; NULL where NCCL refused the device.
+ * launch: those of the calls whose backend nccl is, in one native group. */
+dtr_status dtr__native_begin(dtr_group *g);
+dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *const *calls,
+                            size_t n, dtr_work **part);
+dtr_status dtr__native_launch(dtr_work *part, dtr_work *whole, dtr_work *const *calls, size_t n);
+void dtr__native_end(dtr_group *g);
+/* dtr__device_stream_wait for a scope that has nothing but a native part. */
+bool dtr__scope_stream_wait(dtr_work *whole, void *stream, dtr_status *s);
+
 /* Make `stream` wait for a work that a backend of device buffers serves. True: it does, or has to
  * no longer; false: only the host can wait for it. */
 bool dtr__device_stream_wait(dtr_work *w, void *stream, dtr_status *s);

@@ -88,7 +88,7 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
     atomic_store_explicit(&w->deadline, INFINITY, memory_order_relaxed);
     ((dtr__nccl_op *)w->composite)->captured = true;
     if (!dtr__work_admit_captured(g, w, site)) {
-        dtr__nccl_drop_work(w);
+        dtr__work_drop(w);
         return dtr__group_broken(g);
     }
     comm->captured = true;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "groups.h"
 #include "nccl/nccl_internal.h"
 
 enum { LOCK_TRIES = 1000 }; /* of a millisecond, for a native call that does not return */
@@ -163,6 +164,7 @@ void dtr__nccl_abort(dtr__nccl_comm *c) {
     }
     pthread_t t;
     pthread_attr_t a;
+    atomic_store(&c->aborted_at, dtr__now());
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     pthread_attr_init(&a);
     pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
@@ -182,6 +184,20 @@ bool dtr__nccl_ended(const dtr__nccl_comm *c, double limit_s) {
         nap_ms();
     }
     return true;
+}
+
+uint64_t dtr__nccl_helpers(const dtr_group *g) {
+    uint64_t left = g->is_world ? (uint64_t)atomic_load(&g->world->groups->helpers) : 0;
+    struct dtr__nccl *n = g->nccl;
+    if (n != NULL) {
+        pthread_mutex_lock(&n->lock);
+        for (const dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
+            double at = atomic_load(&c->aborted_at);
+            left += at > 0 && atomic_load(&c->ended) == 0 && dtr__now() - at >= 1;
+        }
+        pthread_mutex_unlock(&n->lock);
+    }
+    return left;
 }
 
 void dtr__nccl_abort_all(struct dtr__nccl *n) {
@@ -256,6 +272,7 @@ void dtr__nccl_close(dtr_group *g) {
         return;
     }
     bool healthy = atomic_load(&g->status) == DTR_OK, clean = true;
+    int left = 0;
     if (healthy) {
         for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
             (void)finalize(c);
@@ -264,12 +281,13 @@ void dtr__nccl_close(dtr_group *g) {
     }
     if (!healthy || !clean) {
         dtr__nccl_abort_all(n);
-        clean = true;
         for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
-            clean = dtr__nccl_ended(c, 1) && clean;
+            left += !dtr__nccl_ended(c, 1);
         }
+        clean = left == 0;
     }
     if (!clean) {
+        atomic_fetch_add(&g->world->groups->helpers, left);
         DTR_WARN(g->world,
                  "group '%s': NCCL does not return from ending a communicator; the thread that "
                  "waits for it is left behind",

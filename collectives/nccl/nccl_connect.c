@@ -232,35 +232,126 @@ static void give_way(dtr__nccl_comm *c, const outcome *o) {
     atomic_store_explicit(&n->refused, 1, memory_order_release);
 }
 
-dtr_status dtr__nccl_connect(dtr__nccl_comm *c) {
+double dtr__nccl_init_limit(const dtr_group *g) {
+    const dtr__options *o = &g->world->options;
+    bool set = o->value[DTR__OPT_NCCL_INIT_TIMEOUT].origin != DTR__FROM_DEFAULT;
+    return set ? dtr__opt_seconds(o, DTR__OPT_NCCL_INIT_TIMEOUT) : g->timeout_cuda_s;
+}
+
+uint64_t dtr__nccl_record(const dtr_group *g, int device, const char *label) {
+    dtr__record r = { .group = g->id,
+                      .kind = DTR__K_CONNECT,
+                      .device = (int16_t)device,
+                      .root_or_peer = -1,
+                      .tag = -1 };
+    snprintf(r.label, sizeof r.label, "%s", label);
+    return dtr__rec_begin(g->world, &r);
+}
+
+void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s, double start_s) {
+    char version[16];
+    DTR_INFO(c->group->world,
+             "group '%s': NCCL %s communicator of %d ranks on cuda:%d by %s, non-blocking, this is "
+             "rank %d; %.0f ms for the identifier, %.0f ms to start",
+             c->group->name, dtr__nccl_version_text(dtr__nccl_get()->version, version), c->size,
+             c->device, how, c->rank, exchange_s * 1e3, start_s * 1e3);
+}
+
+static dtr_status make(dtr__nccl_comm *c, outcome *o) {
     dtr_group *g = c->group;
     unsigned char id[DTR__NCCL_ID];
-    outcome o = { 0 };
-    char version[16];
-    bool set = g->world->options.value[DTR__OPT_NCCL_INIT_TIMEOUT].origin != DTR__FROM_DEFAULT;
-    meeting m = { .comm = c,
-                  .group = g,
-                  .began = dtr__now(),
-                  .limit_s = set ? dtr__opt_seconds(&g->world->options, DTR__OPT_NCCL_INIT_TIMEOUT)
-                                 : g->timeout_cuda_s };
-    dtr_status s = get_identifier(&m, id);
+    meeting m = { .comm = c, .group = g, .began = dtr__now(), .limit_s = dtr__nccl_init_limit(g) };
+    DTR_TRY(get_identifier(&m, id));
     double exchanged = dtr__now();
-    s = s == DTR_OK ? start(&m, id, &o) : s;
-    s = s == DTR_OK ? agree(&m, &o) : s;
+    DTR_TRY(start(&m, id, o));
+    DTR_TRY(agree(&m, o));
+    if (!o->refused) {
+        dtr__nccl_tell(c, "init", exchanged - m.began, dtr__now() - exchanged);
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
+    dtr_group *g = c->group;
+    outcome o = { 0 };
+    char label[40];
+    if (c->low < 0) {
+        snprintf(label, sizeof label, "cuda:%d, %d ranks, init", c->device, c->size);
+    } else {
+        snprintf(label, sizeof label, "cuda:%d, ranks %d and %d", c->device, c->low, c->high);
+    }
+    uint64_t record = dtr__nccl_record(g, c->device, label);
+    dtr_status s = make(c, &o);
+    dtr__rec_mark(g->world, record, s < 0 || o.refused ? DTR__REC_FAILED : DTR__REC_FINISHED,
+                  o.refused ? DTR_ERR_UNSUPPORTED : s);
     if (s < 0) {
         dtr__nccl_abort(c);
-        return s;
+        dtr__group_break(g, s);
+        return dtr__group_broken(g);
     }
     if (o.refused) {
         give_way(c, &o);
         return DTR_OK;
     }
     c->ready = true;
-    DTR_INFO(
-        g->world,
-        "group '%s': NCCL %s communicator of %d ranks on cuda:%d, this is rank %d; %.0f ms for "
-        "the identifier, %.0f ms to start",
-        g->name, dtr__nccl_version_text(dtr__nccl_get()->version, version), c->size, c->device,
-        c->rank, (exchanged - m.began) * 1e3, (dtr__now() - exchanged) * 1e3);
+    atomic_fetch_add(&g->comms_by_init, 1);
     return DTR_OK;
+}
+
+/* ---- on demand ---- */
+
+static bool served(const dtr_group *g) {
+    const struct dtr__nccl *n = g->nccl;
+    bool alone = g->size == 1 && g->cuda_use == 'a';
+    return n != NULL && (n->ops != NULL || alone) && atomic_load(&n->refused) == 0;
+}
+
+bool dtr__nccl_eager(const dtr_group *g) {
+    return g->bound && g->device.type == DTR_CUDA && served(g);
+}
+
+dtr_status dtr__nccl_ready(dtr_group *g, int device) {
+    dtr__nccl_comm *c = NULL;
+    if (!served(g)) {
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__nccl_take_turn(g));
+    dtr_status s = dtr__nccl_comm_of(g->nccl, device, -1, -1, &c);
+    if (s == DTR_OK && !c->ready) {
+        s = dtr__nccl_connect_or_break(c);
+    }
+    pthread_mutex_unlock(&g->nccl->turn);
+    return s;
+}
+
+static dtr_status group_connect(dtr_group *g, dtr_device device) {
+    static const char entry[] = "dtr_group_connect";
+    dtr_status s = dtr__group_check(g, entry);
+    if (s != DTR_OK) {
+        return s;
+    }
+    dtr__error_context ctx = { .world = g->world, .operation = entry, .group = g->name };
+    DTR_TRY(dtr__device_check(device, entry));
+    DTR_REQUIRE(!g->bound || g->device.type != DTR_CUDA || device.type != DTR_CUDA ||
+                    g->device.index == device.index,
+                &ctx, DTR_ERR_DEVICE,
+                "dtr_group_connect: device is cuda:%d, and group '%s' was made for cuda:%d",
+                device.index, g->name, g->device.index);
+    DTR_REQUIRE(!dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,
+                "dtr_group_connect of group '%s' inside a completion callback would wait for other "
+                "ranks; call it from the program's own thread",
+                g->name);
+    DTR_REQUIRE(atomic_load_explicit(&g->scope, memory_order_acquire) == NULL, &ctx, DTR_ERR_STATE,
+                "dtr_group_connect: a coalescing scope of group '%s' is open; end it first",
+                g->name);
+    dtr__notices_visit(g->world);
+    if (atomic_load(&g->status) != DTR_OK) {
+        return dtr__group_broken(g);
+    }
+    return device.type == DTR_CUDA ? dtr__nccl_ready(g, device.index) : DTR_OK;
+}
+
+dtr_status dtr_group_connect(dtr_group *group, dtr_device device) {
+    return DTR_TRACED(dtr__group_trace(group), "dtr_group_connect", group->name,
+                      group_connect(group, device));
 }

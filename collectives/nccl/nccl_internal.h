@@ -31,6 +31,7 @@ typedef struct dtr__nccl_comm {
     void *handle;
     pthread_mutex_t pool_lock; /* idle; held briefly */
     dtr__nccl_event *idle;
+    _Atomic double aborted_at;  /* monotonic seconds, 0: not yet */
     _Atomic int aborted, ended; /* to be used no more; the native end has returned */
     void *stream;
     void *room[32]; /* for copies of inputs, each twice the size of the one before; turn */
@@ -66,6 +67,7 @@ typedef struct dtr__nccl_op {
     dtr__nccl_event *fence, *end;
     uint64_t number;      /* among the works of the communicator */
     _Atomic int launched; /* `end` has been recorded */
+    int *ops;             /* of a scope: its calls' operators on the communicator */
     bool host_only;       /* a last step of the host follows: streams cannot wait for it */
     bool captured;        /* kept in a graph: its events are never looked at, nor used again */
 } dtr__nccl_op;
@@ -78,8 +80,6 @@ dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call 
                                const dtr__request *r, dtr_work **work);
 /* Behind what the caller's stream holds now, with the end event behind it. */
 dtr_status dtr__nccl_launch(dtr__nccl_comm *c, dtr_work *w);
-/* Give a work back that got no number. */
-void dtr__nccl_drop_work(dtr_work *w);
 /* Ranks of the communicator that serves a call; -1: all. */
 void dtr__nccl_ranks_of(const dtr_group *g, const dtr__call *c, int *low, int *high);
 
@@ -93,9 +93,9 @@ dtr_status dtr__nccl_capture_issue(dtr_group *g, const dtr__call *c, const dtr__
 dtr_status dtr__nccl_capture_over(const dtr_group *g, const dtr__call *c, dtr__nccl_comm *comm);
 
 /* ---- nccl_comm.c ---- */
-/* The communicator for these ranks and this device, NULL: nobody has asked for it yet. */
+/* The communicator for these ranks and this device, NULL: there is none yet. */
 dtr__nccl_comm *dtr__nccl_comm_find(struct dtr__nccl *n, int device, int low, int high);
-/* The communicator for these ranks and this device, made without NCCL's help when first asked for.
+/* The same, made without NCCL's help when first asked for.
  * turn held. */
 dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
                              dtr__nccl_comm **comm);
@@ -122,13 +122,23 @@ bool dtr__nccl_enter(dtr__nccl_comm *comm);
 bool dtr__nccl_look(dtr__nccl_comm *comm, int *code);
 
 /* ---- nccl_connect.c ---- */
-/* Make NCCL's communicator together with its other ranks; turn held. DTR_OK too where NCCL refused
+/* Make NCCL's communicator together with its other ranks; turn held. A failure breaks the group;
+ * DTR_OK too where NCCL refused
  * the devices, which `refused` of the group says then. */
-dtr_status dtr__nccl_connect(dtr__nccl_comm *comm);
+dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *comm);
+/* Seconds that making a communicator may take. */
+double dtr__nccl_init_limit(const dtr_group *g);
+/* The record of making one, and the line about one that has been made. */
+uint64_t dtr__nccl_record(const dtr_group *g, int device, const char *label);
+void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s, double start_s);
 
 /* ---- nccl_move.c ---- */
 /* Everything between the fence and the end event. */
 dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
+/* The same for those of the calls of a scope whose backend nccl is, in one native group. `ops` has
+ * room for `n`. */
+dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
+                             size_t n, int *ops);
 
 /* ---- nccl_choice.c ---- */
 /* Whether nccl serves a call; where it does not, `why` says for what reason. */

@@ -21,6 +21,7 @@
     X(ncclGetVersion)           \
     X(ncclGetUniqueId)          \
     X(ncclCommInitRankConfig)   \
+    X(ncclCommSplit)            \
     X(ncclCommFinalize)         \
     X(ncclCommDestroy)          \
     X(ncclCommAbort)            \
@@ -232,6 +233,13 @@ static int init(int device, void **comm, int size, const void *id, int rank,
     ON_DEVICE(device, nccl.ncclCommInitRankConfig((ncclComm_t *)comm, size, copy, rank, &config));
 }
 
+static int split(int device, void *comm, int color, int key, void **child,
+                 const dtr__nccl_config *c) {
+    ncclConfig_t config = native_config(c);
+    ON_DEVICE(device, nccl.ncclCommSplit(comm, color >= 0 ? color : NCCL_SPLIT_NOCOLOR, key,
+                                         (ncclComm_t *)child, &config));
+}
+
 static int finalize(int device, void *comm) {
     ON_DEVICE(device, nccl.ncclCommFinalize(comm));
 }
@@ -327,6 +335,7 @@ __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .has = has,
     .unique_id = unique_id,
     .init = init,
+    .split = split,
     .finalize = finalize,
     .destroy = destroy,
     .abandon = abandon,

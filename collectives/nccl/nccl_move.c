@@ -10,8 +10,10 @@
 typedef struct series {
     dtr__nccl_comm *comm;
     const dtr__call *call;
-    bool grouped;
-    int code; /* of NCCL: the first that is not success */
+    int depth;    /* of groups begun here; only the outermost is NCCL's */
+    bool grouped; /* NCCL's has begun */
+    size_t aside; /* bytes of the room in use */
+    int code;     /* of NCCL: the first that is not success */
     const char *function;
     int cuda; /* of CUDA */
 } series;
@@ -66,14 +68,15 @@ static void copy(series *s, void *to, const void *from, size_t nbytes) {
 }
 
 static void open_group(series *s) {
-    if (good(s)) {
+    if (s->depth++ == 0 && good(s)) {
         note(s, s->comm->ops->group_start(), "ncclGroupStart");
         s->grouped = good(s);
     }
 }
 
 static void close_group(series *s) {
-    if (s->grouped) { /* also after a failure inside, or the next call would join this group */
+    if (--s->depth == 0 && s->grouped) {
+        /* also after a failure inside, or the next call would join this group */
         enter_call(s, "ncclGroupEnd");
         note(s, s->comm->ops->group_end(s->comm->device), "ncclGroupEnd");
         enter_call(s, NULL);
@@ -182,7 +185,7 @@ static const void *put_aside(series *s) {
     enum { LEAST = 1 << 16, MOST = 32 };
     dtr__nccl_comm *c = s->comm;
     size_t nbytes = bytes_of(s->call, s->call->in_count);
-    if (c->room_size < nbytes && c->n_rooms < MOST) {
+    if (c->room_size - s->aside < nbytes && c->n_rooms < MOST) {
         size_t size = 2 * c->room_size > LEAST ? 2 * c->room_size : LEAST;
         void *p = NULL;
         size = size > nbytes ? size : nbytes;
@@ -192,8 +195,11 @@ static const void *put_aside(series *s) {
         }
         c->room[c->n_rooms++] = p; /* the ones before may still be in use */
         c->room_size = size;
+        s->aside = 0;
     }
-    void *p = c->n_rooms > 0 ? c->room[c->n_rooms - 1] : NULL;
+    void *p = c->n_rooms > 0 ? (char *)c->room[c->n_rooms - 1] + s->aside : NULL;
+    s->aside += (nbytes + 255) / 256 * 256;
+    s->aside = s->aside < c->room_size ? s->aside : c->room_size;
     copy(s, p, s->call->in, nbytes);
     return p;
 }
@@ -301,7 +307,8 @@ static void move(series *s, int op) {
     case DTR__K_SEND:
     case DTR__K_RECV:
         open_group(s); /* before 2.24 a message outside a group could be lost */
-        put(s, message(c, c->kind == DTR__K_SEND, c->in, c->in_count, 1 - s->comm->rank));
+        put(s, message(c, c->kind == DTR__K_SEND, c->in, c->in_count,
+                       s->comm->low < 0 ? c->root : 1 - s->comm->rank));
         close_group(s);
         break;
     default:
@@ -315,29 +322,41 @@ static dtr_op effective_op(const dtr__nccl_comm *comm, const dtr__call *c) {
     return comm->size == 1 && c->op == DTR_AVG ? DTR_SUM : c->op;
 }
 
-static void move_with_op(series *s) {
+/* The communicator's operator for a call; one with a factor is made for it. */
+static int op_of(series *s) {
     const dtr__call *c = s->call;
-    dtr__nccl_comm *comm = s->comm;
+    const dtr__nccl_comm *comm = s->comm;
     if (!dtr__kind_reduces(c->kind)) {
-        move(s, 0);
-        return;
+        return 0;
     }
     if (c->op != DTR_PREMUL_SUM) {
-        move(s, comm->ops->op(effective_op(comm, c), c->dtype));
-        return;
+        return comm->ops->op(effective_op(comm, c), c->dtype);
     }
     unsigned char factor[8];
-    int op = 0;
-    dtr__convert(factor, dtr__real_part(c->dtype), &c->premul, DTR_F64, 1);
-    note(s,
-         comm->ops->premul_new(comm->device, comm->handle,
-                               c->premul_device != NULL ? c->premul_device : factor,
-                               c->premul_device != NULL, c->dtype, &op),
-         "ncclRedOpCreatePreMulSum");
+    int op = -1;
+    if (good(s)) {
+        dtr__convert(factor, dtr__real_part(c->dtype), &c->premul, DTR_F64, 1);
+        note(s,
+             comm->ops->premul_new(comm->device, comm->handle,
+                                   c->premul_device != NULL ? c->premul_device : factor,
+                                   c->premul_device != NULL, c->dtype, &op),
+             "ncclRedOpCreatePreMulSum");
+    }
+    return good(s) ? op : -1;
+}
+
+static void free_op(const series *s, int op) {
+    if (dtr__kind_reduces(s->call->kind) && s->call->op == DTR_PREMUL_SUM && op >= 0) {
+        (void)s->comm->ops->premul_free(s->comm->device, s->comm->handle, op);
+    }
+}
+
+static void move_with_op(series *s) {
+    int op = op_of(s);
     if (good(s)) {
         move(s, op);
-        (void)comm->ops->premul_free(comm->device, comm->handle, op);
     }
+    free_op(s, op);
 }
 
 /* A group of one rank: what goes in comes out. */
@@ -361,4 +380,56 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w) {
     }
     DTR_CUDA_TRY(s.cuda, DTR_ERR_CUDA);
     return dtr__nccl_settle(comm, w, s.function, s.code);
+}
+
+/* ---- a scope ---- */
+
+static bool is_native(const dtr_work *w) {
+    return w->backend == &dtr__backend_nccl;
+}
+
+static void move_all(series *s, dtr_work *const *calls, size_t n, int *ops) {
+    for (size_t i = 0; i < n; i++) { /* what has to be made comes before the group */
+        s->call = &calls[i]->call;
+        ops[i] = is_native(calls[i]) ? op_of(s) : -1;
+    }
+    open_group(s);
+    for (size_t i = 0; i < n; i++) {
+        s->call = &calls[i]->call;
+        if (is_native(calls[i]) && good(s)) {
+            move(s, ops[i]);
+        }
+    }
+    close_group(s);
+    for (size_t i = 0; i < n; i++) {
+        s->call = &calls[i]->call;
+        if (is_native(calls[i])) {
+            free_op(s, ops[i]);
+        }
+    }
+}
+
+static void move_all_alone(series *s, dtr_work *const *calls, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        s->call = &calls[i]->call;
+        if (is_native(calls[i])) {
+            move_alone(s);
+        }
+    }
+}
+
+dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
+                             size_t n, int *ops) {
+    series s = { .comm = comm, .call = &whole->call, .function = "" };
+    if (comm->local) {
+        move_all_alone(&s, calls, n);
+    } else {
+        if (!dtr__nccl_enter(comm)) {
+            return dtr__group_broken(comm->group);
+        }
+        move_all(&s, calls, n, ops);
+        pthread_mutex_unlock(&comm->lock);
+    }
+    DTR_CUDA_TRY(s.cuda, DTR_ERR_CUDA);
+    return dtr__nccl_settle(comm, whole, s.function, s.code);
 }

@@ -8,7 +8,7 @@
 
 #include <dtr/coll.h>
 
-enum { DTR__NCCL_ABI = 1, DTR__NCCL_ID = 128 };
+enum { DTR__NCCL_ABI = 2, DTR__NCCL_ID = 128 };
 enum { DTR__NCCL_FLOOR = 21800 }; /* oldest version that has split and non-blocking mode */
 
 /* Limits of thread blocks are 0 where NCCL is to choose. */
@@ -55,6 +55,10 @@ typedef struct dtr__nccl_ops {
     int (*unique_id)(void *id); /* DTR__NCCL_ID bytes */
     int (*init)(int device, void **comm, int size, const void *id, int rank,
                 const dtr__nccl_config *config);
+    /* *child may be set later, before the parent's state is no longer in progress. color < 0: this
+     * rank gets none. */
+    int (*split)(int device, void *comm, int color, int key, void **child,
+                 const dtr__nccl_config *config);
     int (*finalize)(int device, void *comm);
     int (*destroy)(int device, void *comm);
     int (*abandon)(int device, void *comm);

@@ -5,4 +5,5 @@ list(APPEND DTR_COLL_SOURCES
   nccl/nccl_comm.c
   nccl/nccl_connect.c
   nccl/nccl_move.c
+  nccl/nccl_split.c
   nccl/nccl_why.c)

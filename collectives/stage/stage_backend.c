@@ -246,17 +246,10 @@ static const char *waits_for(dtr_group *g, void *state, dtr_work *whole, char *t
     return text;
 }
 
-/* Its works are made by dtr__stage_issue. */
-static int score(const dtr_group *g, const dtr__call *call, const char **why) {
-    (void)g;
-    (void)call;
-    (void)why;
-    return 1;
-}
-
+/* dtr__stage_issue makes its works. */
 const dtr__backend dtr__backend_stage = { .name = "stage",
                                           .device = DTR_CUDA,
-                                          .score = score,
+                                          .score = dtr__score_asked,
                                           .start = start,
                                           .progress = progress,
                                           .cancel = cancel,

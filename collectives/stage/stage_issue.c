@@ -47,16 +47,17 @@ static void give_slots(dtr__stage_op *op, bool clean) {
     op->n_slots = 0;
 }
 
-/* Of a completed operation, whose slots have been given back, or of one that never began. */
+/* Of a completed operation, whose slots have been given back, or of one of which no copy has begun.
+ */
 void dtr__stage_op_free(dtr__composite *self) {
     dtr__stage_op *op = (dtr__stage_op *)self;
+    give_slots(op, op->next_load == 0);
     free(op->batch);
     free(op);
 }
 
 static dtr_status end_late(dtr__finish *finish, dtr_status status) {
     dtr__stage_op *op = (dtr__stage_op *)((char *)finish - offsetof(dtr__stage_op, finish));
-    give_slots(op, false);
     dtr__stage_op_free(&op->composite);
     return status;
 }
@@ -131,11 +132,19 @@ static dtr_status make_op(dtr_group *g, const dtr__call *c, dtr__stage_op **made
     }
     s = s == DTR_OK ? fence(op, c) : s;
     if (s < 0) {
-        give_slots(op, true);
         dtr__stage_op_free(&op->composite);
         return s;
     }
     *made = op;
+    return DTR_OK;
+}
+
+dtr_status dtr__stage_part(dtr_group *g, dtr_work *w) {
+    dtr__stage_op *op = NULL;
+    DTR_TRY(make_op(g, &w->call, &op));
+    w->backend = &dtr__backend_stage;
+    w->backend_state = NULL;
+    w->composite = &op->composite;
     return DTR_OK;
 }
 
@@ -156,13 +165,10 @@ dtr_status dtr__stage_issue(dtr_group *g, const dtr__call *c, const dtr__request
         s = dtr__work_admit(g, w, site, false) ? DTR_OK : dtr__group_broken(g);
     }
     if (s < 0) {
-        give_slots(op, true); /* no copy has begun */
         dtr__stage_op_free(&op->composite);
         if (w != NULL) {
             w->composite = NULL;
-            w->finish = NULL;
-            atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
-            dtr__work_unref(w);
+            dtr__work_drop(w);
         }
         return s;
     }

@@ -20,6 +20,8 @@ dtr_add_mpi_run(double_nccl_2_18 TARGET test_double_nccl_backend NPROCS 2 LABELS
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
+# Groups of their own device, splits, what a group says of itself, and coalescing scopes.
+dtr_add_double_mpi_test(double_nccl_groups NPROCS 1 2 4 SOURCES nccl_groups.c LIBS fake_cudart)
 # What is decided when a world is made: by settings of each run.
 dtr_add_double_mpi_test(double_nccl_shared NPROCS 2 4 SOURCES nccl_world.c LIBS fake_cudart
   ENVIRONMENT DTR_TEST_POSE=shared DTR_FAKE_CUDA_UUID=one)

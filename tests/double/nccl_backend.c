@@ -368,55 +368,43 @@ START_TEST(I1_abort) {
 }
 END_TEST
 
-/* reliability:FI32: an error that NCCL finds by itself on one rank reaches all. */
-START_TEST(FI32_asynchronous_error) {
+/* An allreduce during which a fault of the stand-in hits the last rank; every rank gets `want`, any
+ * error where that is DTR_OK, with `text`. */
+static void fail_on_last(const char *fault_name, double limit_s, dtr_status want,
+                         const char *text) {
     dtr_group *g = group_of(NULL, 0);
     allreduce_good(g);
     TH_AGREE();
     char where[64];
     snprintf(where, sizeof where, "%d@ncclAllReduce", th_size() - 1);
-    fault("DTR_FAKE_NCCL_ASYNC_ERR_RANK", where);
+    fault(fault_name, where);
     dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.timeout_s = limit_s;
     dtr_work *w = NULL;
-    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w); /* it may be seen there already */
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, &o, &w); /* it may be seen there already */
     s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
-    TH_CHECK(s < 0, "%s", dtr_status_name(s));
-    TH_MESSAGE("injected asynchronous error");
+    TH_CHECK(want == DTR_OK ? s < 0 : s == want, "%s", dtr_status_name(s));
+    TH_MESSAGE(text);
     TH_IS(dtr_work_release(w), DTR_OK);
     th_barrier();
-    fault("DTR_FAKE_NCCL_ASYNC_ERR_RANK", NULL);
+    fault(fault_name, NULL);
     TH_IS(dtr_group_destroy(g), DTR_OK);
     drop(b);
     TH_AGREE();
     allreduce_good(th_group());
     TH_AGREE();
 }
+
+/* reliability:FI32: an error that NCCL finds by itself on one rank reaches all. */
+START_TEST(FI32_asynchronous_error) {
+    fail_on_last("DTR_FAKE_NCCL_ASYNC_ERR_RANK", 0, DTR_OK, "injected asynchronous error");
+}
 END_TEST
 
 /* K7, reliability:FI35: a rank's kernel hangs; the limit ends it on all ranks. */
 START_TEST(FI35_hanging_kernel) {
-    dtr_group *g = group_of(NULL, 0);
-    allreduce_good(g);
-    TH_AGREE();
-    char where[64];
-    snprintf(where, sizeof where, "%d@ncclAllReduce", th_size() - 1);
-    fault("DTR_FAKE_NCCL_HANG_RANK", where);
-    dtr_buffer b = filled(N, 1);
-    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
-    o.timeout_s = 0.5;
-    dtr_work *w = NULL;
-    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, &o, &w); /* a late rank learns it here */
-    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
-    TH_CHECK(s == DTR_ERR_TIMEOUT, "%s", dtr_status_name(s));
-    TH_MESSAGE("allreduce");
-    TH_IS(dtr_work_release(w), DTR_OK);
-    th_barrier();
-    fault("DTR_FAKE_NCCL_HANG_RANK", NULL);
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-    drop(b);
-    TH_AGREE();
-    allreduce_good(th_group());
-    TH_AGREE();
+    fail_on_last("DTR_FAKE_NCCL_HANG_RANK", 0.5, DTR_ERR_TIMEOUT, "allreduce");
 }
 END_TEST
 

@@ -152,8 +152,8 @@ START_TEST(ST5_refusals_take_no_number) {
     unsetenv("DTR_FAKE_CUDA_ERR");
     dtr_fake_cuda_reload();
     TH_IS(dtr_coalesce_begin(th_group()), DTR_OK);
-    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL), DTR_ERR_UNSUPPORTED);
-    TH_IS(dtr_coalesce_end(th_group(), NULL), DTR_ERR_UNSUPPORTED);
+    TH_IS(dtr_allreduce(th_group(), none, none, DTR_SUM, NULL, NULL), DTR_ERR_DEVICE);
+    TH_IS(dtr_coalesce_end(th_group(), NULL), DTR_ERR_DEVICE);
     TH_CHECK(dtr_group_seq(th_group()) == seq, "the sequence moved");
     TH_AGREE();
     TH_OK(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL));

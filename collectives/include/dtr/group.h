@@ -56,6 +56,31 @@ typedef struct dtr_group_info {
     { .struct_size = sizeof(dtr_group_info) }
 #endif
 
+/* One operation of a group: its number, kind ("allreduce", "" where there is none or the flight
+ * recorder has written over it) and elements. */
+typedef struct dtr_op_mark {
+    uint64_t seq;
+    const char *kind;
+    size_t count_in, count_out;
+} dtr_op_mark;
+
+/* What a group has done on this rank. */
+typedef struct dtr_group_stats {
+    size_t struct_size;                     /* set by DTR_GROUP_STATS_INIT */
+    dtr_op_mark issued, started, finished;  /* the last of each */
+    uint64_t errors;                        /* operations that ended with an error */
+    uint64_t comms_by_split, comms_by_init; /* NCCL communicators made, and how */
+    uint64_t helpers_left; /* threads left behind in an NCCL call that does not return; the world's
+                              group counts those of destroyed groups too */
+} dtr_group_stats;
+#ifdef __cplusplus
+#define DTR_GROUP_STATS_INIT \
+    { sizeof(dtr_group_stats), { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, 0, 0, 0, 0 }
+#else
+#define DTR_GROUP_STATS_INIT \
+    { .struct_size = sizeof(dtr_group_stats) }
+#endif
+
 #define DTR_COLOR_NONE (-1) /* dtr_group_split: in no group, as any negative colour */
 
 /** The world's own group: all ranks, owned by the world, the same handle for the world's life; NULL
@@ -175,6 +200,35 @@ DTR_API dtr_status dtr_group_status(const dtr_group *group);
  *  @errors     DTR_ERR_ARG (NULL info, struct_size 0), DTR_ERR_STATE (destroyed)
  *  @since 0.1 */
 DTR_API dtr_status dtr_group_get_info(const dtr_group *group, dtr_group_info *info);
+
+/** Copy what the group has done on this rank; only the leading struct_size bytes of `stats` are
+ * written.
+ *  @collective no; any thread
+ *  @blocking no
+ *  @gpu no
+ *  @errors     DTR_ERR_ARG (NULL stats, struct_size 0), DTR_ERR_STATE (destroyed)
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_get_stats(const dtr_group *group, dtr_group_stats *stats);
+
+/** Wait until no work of the group is unfinished on this rank and no callback is running.
+ * timeout_s < 0: the group's limit; 0: one look, DTR_IN_PROGRESS if something is left.
+ *  @collective no
+ *  @blocking   until then; a positive limit that passes breaks the group
+ *  @gpu        waits for works on devices too, without a blocking CUDA call
+ *  @errors     DTR_ERR_ARG (not a number), DTR_ERR_STATE (inside a callback, open scope),
+ * DTR_ERR_TIMEOUT, the error of a broken group
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_drain(dtr_group *group, double timeout_s);
+
+/** Set up now what the first operation on buffers of `device` would: the NCCL communicator of all
+ * members. Nothing where that is done, or where NCCL does not serve the device.
+ *  @collective all members, each with its own device
+ *  @blocking   until all have come, up to DTR_NCCL_INIT_TIMEOUT, else the group's limit
+ *  @gpu        makes NCCL's communicator and a stream; needed before a graph is captured
+ *  @errors     DTR_ERR_DEVICE (no such device, or not the group's own), DTR_ERR_STATE (inside a
+ * callback or an open scope); those of NCCL, DTR_ERR_TIMEOUT and DTR_ERR_REMOTE break the group
+ *  @since 0.1 */
+DTR_API dtr_status dtr_group_connect(dtr_group *group, dtr_device device);
 
 /** Cut the parent's rank order into chunks of `size`; the caller gets its own chunk's group and
  * index.
