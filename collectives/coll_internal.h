@@ -7,6 +7,7 @@
 
 #include <dtr/coll.h>
 
+#include "latch.h"
 #include "rt_world.h"
 
 typedef enum dtr__kind {
@@ -321,8 +322,8 @@ struct dtr_group {
      * while a backend runs. progress_lock: the running lists, backend state and requests; whoever
      * holds it moves the group. Order: progress_lock before queue_lock. Below MPI_THREAD_MULTIPLE
      * all groups of a world share the world group's progress_lock, which `progress` points to. */
-    pthread_mutex_t queue_lock, progress_lock;
-    pthread_mutex_t *progress;
+    pthread_mutex_t queue_lock;
+    dtr__latch progress_lock, *progress;
     dtr__queue works;    /* all unfinished works, issue order; queue_lock */
     dtr__queue incoming; /* issued, not yet taken into a running list, by run_next; queue_lock */
     dtr__queue collectives, p2p; /* running lists in issue order, first collective under way */

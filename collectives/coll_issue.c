@@ -95,11 +95,13 @@ static void queue(dtr_group *g, dtr_work *w) {
 }
 
 /* What is to be queued counts as active before it has its numbers: a repeated call (repeat.c),
- * which takes its own without the queue's lock, sees it there if it comes later. */
+ * which takes its own without the queue's lock, sees it there if it comes later, or is waited for
+ * (latch.h). An inline call has the latch. */
 static void number(dtr_group *g, dtr_work *w) {
     _Atomic uint64_t *counter = dtr__kind_is_p2p(w->call.kind) ? &g->p2p_seq : &g->seq;
     if (!w->inline_call) {
-        atomic_fetch_add_explicit(&g->active, 1, memory_order_release);
+        atomic_fetch_add_explicit(&g->active, 1, memory_order_seq_cst);
+        dtr__latch_wait_numbered(g->world, g->progress);
     }
     w->seq = atomic_fetch_add_explicit(counter, 1, memory_order_acq_rel) + 1;
     w->issue = atomic_fetch_add_explicit(&g->issued, 1, memory_order_acq_rel) + 1;
@@ -237,12 +239,12 @@ static void finish_inline(dtr_group *g, dtr_work *w) {
         }
         bool others = help && n % DTR__PASSES_PER_HELP == 0 && w->linked;
         if (called.head != NULL || others) {
-            pthread_mutex_unlock(g->progress);
+            dtr__latch_drop(g->progress);
             dtr__callbacks_run(&called);
             if (others) {
                 dtr__progress_poll_all(g->world);
             }
-            pthread_mutex_lock(g->progress);
+            dtr__latch_take(g->world, g->progress);
         }
         if (moved) {
             backoff = (dtr__backoff){ 0 };
@@ -306,10 +308,10 @@ void dtr__work_keep_spare(dtr_group *g, dtr_work *w) {
 }
 
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w) {
-    if (pthread_mutex_trylock(g->progress) == 0) {
+    if (dtr__latch_try(g->progress)) {
         dtr__queue called = { NULL, NULL };
         dtr__group_start_new(g, &called);
-        pthread_mutex_unlock(g->progress);
+        dtr__latch_drop(g->progress);
         dtr__callbacks_run(&called);
     }
     if (!atomic_load_explicit(&w->ended, memory_order_acquire)) {
@@ -420,7 +422,7 @@ static dtr_status issue_inline(dtr_group *g, const dtr__request *r, int64_t now)
         }
         dtr__work_keep_spare(g, w);
     }
-    pthread_mutex_unlock(g->progress);
+    dtr__latch_drop(g->progress);
     if (s < 0 && atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
         dtr__notices_visit(g->world); /* others may wait for the news */
     }
@@ -474,7 +476,7 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     if (scope != NULL) {
         return dtr__scope_record(g, scope, r, work);
     }
-    if (work == NULL && !dtr__request_on_device(r) && pthread_mutex_trylock(g->progress) == 0) {
+    if (work == NULL && !dtr__request_on_device(r) && dtr__latch_try(g->progress)) {
         return issue_inline(g, r, now);
     }
     return issue_queued(g, r, now, work);

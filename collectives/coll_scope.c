@@ -124,7 +124,7 @@ static void finish_recorded(dtr__scope *scope) {
     if (dtr__progress_stuck(scope->group->world)) {
         return; /* that thread may hold the lock for ever */
     }
-    pthread_mutex_lock(scope->group->progress);
+    dtr__latch_take(scope->group->world, scope->group->progress);
     for (size_t i = 0; i < scope->n; i++) {
         dtr__finish *f = scope->calls[i]->finish;
         scope->calls[i]->finish = NULL;
@@ -132,7 +132,7 @@ static void finish_recorded(dtr__scope *scope) {
             (void)f->fn(f, DTR_ERR_ABORTED);
         }
     }
-    pthread_mutex_unlock(scope->group->progress);
+    dtr__latch_drop(scope->group->progress);
 }
 
 /* This thread's last error is why; it stays that. */

@@ -222,7 +222,7 @@ void dtr__work_expire(dtr_work *w) {
     dtr__queue called = { NULL, NULL };
     bool locked = false;
     for (int tries = 0; tries < 1000 && !locked; tries++) {
-        locked = pthread_mutex_trylock(g->progress) == 0;
+        locked = dtr__latch_try(g->progress);
         if (!locked) {
             dtr__backoff nap = { 0 };
             dtr__backoff_pause(g->world, &nap);
@@ -236,7 +236,7 @@ void dtr__work_expire(dtr_work *w) {
     }
     if (locked) {
         dtr__group_pass(g, &called); /* cancels what has just ended */
-        pthread_mutex_unlock(g->progress);
+        dtr__latch_drop(g->progress);
     }
     dtr__callbacks_run(&called);
     dtr__notices_visit(g->world);
@@ -330,11 +330,11 @@ bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
 
 bool dtr__group_try_pass(dtr_group *g) {
     dtr__queue called = { NULL, NULL };
-    if (pthread_mutex_trylock(g->progress) != 0) {
+    if (!dtr__latch_try(g->progress)) {
         return false;
     }
     bool moved = g->engine_open && dtr__group_pass(g, &called);
-    pthread_mutex_unlock(g->progress);
+    dtr__latch_drop(g->progress);
     dtr__callbacks_run(&called);
     if (atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
         dtr__notices_visit(g->world); /* others may wait for the news */

@@ -9,7 +9,6 @@ dtr_status dtr__engine_open(dtr_group *g, dtr_group *world_group) {
     dtr__pool *pool = dtr__pool_new();
     DTR_REQUIRE(pool != NULL, &ctx, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
     pthread_mutex_init(&g->queue_lock, NULL);
-    pthread_mutex_init(&g->progress_lock, NULL);
     g->progress = g->world->thread_level == MPI_THREAD_MULTIPLE ? &g->progress_lock
                                                                 : &world_group->progress_lock;
     g->pool = pool;
@@ -84,13 +83,13 @@ void dtr__engine_close(dtr_group *g) {
     dtr__backoff backoff = { 0 };
     dtr__queue called = { NULL, NULL };
     dtr__progress_remove(g->world, &g->poller);
-    pthread_mutex_lock(g->progress);
+    dtr__latch_take(g->world, g->progress);
     while (g->collectives.head != NULL || g->p2p.head != NULL) {
         dtr__group_pass(g, &called);
         if (atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK) {
-            pthread_mutex_unlock(g->progress);
+            dtr__latch_drop(g->progress);
             abort_unfinished(g, 0);
-            pthread_mutex_lock(g->progress);
+            dtr__latch_take(g->world, g->progress);
         }
     }
     g->engine_open = false;
@@ -100,7 +99,7 @@ void dtr__engine_close(dtr_group *g) {
         g->spare = NULL;
     }
     dtr__repeats_free(g);
-    pthread_mutex_unlock(g->progress);
+    dtr__latch_drop(g->progress);
     dtr__callbacks_run(&called);
     while (atomic_load_explicit(&g->waiters, memory_order_acquire) > 0) {
         dtr__backoff_pause(g->world, &backoff);

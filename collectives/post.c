@@ -7,15 +7,15 @@
 
 /* ---- the right to call MPI ---- */
 
-static pthread_mutex_t *mpi_mutex(dtr_world *world) {
+static dtr__latch *mpi_latch(dtr_world *world) {
     /* NULL too while the world's own group is being made: nobody else is there yet. */
     return world->thread_level == MPI_THREAD_MULTIPLE ? NULL : world->groups->own->progress;
 }
 
 void dtr__mpi_lock(dtr_world *world) {
-    pthread_mutex_t *mutex = mpi_mutex(world);
-    if (mutex != NULL) {
-        pthread_mutex_lock(mutex);
+    dtr__latch *latch = mpi_latch(world);
+    if (latch != NULL) {
+        dtr__latch_take(world, latch);
     }
 }
 
@@ -27,14 +27,14 @@ bool dtr__mpi_trylock(dtr_world *world) {
     if (world->thread_level < MPI_THREAD_SERIALIZED) {
         MPI_Is_thread_main(&is_main);
     }
-    pthread_mutex_t *mutex = mpi_mutex(world);
-    return is_main && mutex != NULL && pthread_mutex_trylock(mutex) == 0;
+    dtr__latch *latch = mpi_latch(world);
+    return is_main && latch != NULL && dtr__latch_try(latch);
 }
 
 void dtr__mpi_unlock(dtr_world *world) {
-    pthread_mutex_t *mutex = mpi_mutex(world);
-    if (mutex != NULL) {
-        pthread_mutex_unlock(mutex);
+    dtr__latch *latch = mpi_latch(world);
+    if (latch != NULL) {
+        dtr__latch_drop(latch);
     }
 }
 

@@ -9,6 +9,7 @@
 enum {
     REPEATS = 16,        /* per group; a power of two */
     LOOKS_ALONE = 64,    /* before other groups must move, where there is no progress thread */
+    LOOKS_AT_FIRST = 24, /* without a pause, which is as long as a post takes to be seen */
     LOOKS_AT_ONCE = 32,  /* fewer take less than it is worth to look at the time again */
     LOOKS_CROWDED = 2,   /* the same where each may give the processor away */
     CALLS_PER_NEWS = 64, /* between two looks for news of broken groups */
@@ -87,7 +88,7 @@ static bool same_request(const dtr__repeat *p, const dtr__request *r) {
 
 static bool is_idle(const dtr_group *g) {
     return g->collectives.head == NULL && g->p2p.head == NULL && g->spare != NULL &&
-           atomic_load_explicit(&g->active, memory_order_acquire) == 0 &&
+           atomic_load_explicit(&g->active, memory_order_seq_cst) == 0 &&
            atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
            atomic_load_explicit(&g->scope, memory_order_acquire) == NULL;
 }
@@ -224,6 +225,7 @@ static progress look(dtr_group *g, dtr__repeat *p, noted *n) {
     void *state = g->backend_state[p->backend];
     bool has_thread = dtr__progress_has_thread(g->world);
     unsigned at_once = g->world->crowded ? LOOKS_CROWDED : LOOKS_AT_ONCE;
+    unsigned at_first = g->world->crowded ? 0 : LOOKS_AT_FIRST;
     dtr__backoff backoff = { 0 };
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
@@ -231,7 +233,7 @@ static progress look(dtr_group *g, dtr__repeat *p, noted *n) {
             finish_record(g, p, *n, looks < at_once);
             return FINISHED;
         }
-        bool over = found < 0 || !alone(g, looks, has_thread, &backoff);
+        bool over = found < 0 || (looks > at_first && !alone(g, looks, has_thread, &backoff));
         if (n->follows && (over || looks == at_once)) {
             *n = own_record(g, p);
         }
@@ -281,33 +283,38 @@ static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uin
     return s;
 }
 
+/* Nobody else counts meanwhile, see latch.h. */
+static uint64_t next(_Atomic uint64_t *counter) {
+    uint64_t n = atomic_load_explicit(counter, memory_order_relaxed) + 1;
+    atomic_store_explicit(counter, n, memory_order_release);
+    return n;
+}
+
 bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     uint64_t record = 0;
-    if (pthread_mutex_trylock(g->progress) != 0) {
+    if (!dtr__latch_try_as(g->progress, DTR__LATCH_NUMBERING)) {
         return false;
     }
     dtr__repeat *p = g->repeats != NULL ? &g->repeats->of[slot_of(r)] : NULL;
     if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
         (p->arrays && !same_arrays(g, p, r))) {
-        pthread_mutex_unlock(g->progress);
+        dtr__latch_drop(g->progress);
         return false;
     }
     dtr__call_site_drop();
     p->call.in = p->in_bytes > 0 ? r->in.data : NULL;
     p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
     p->call.issued_ns = 0;
-    /* Who has issued something before this got its numbers has counted it as active before. */
-    uint64_t seq =
-        atomic_fetch_add_explicit(p->p2p ? &g->p2p_seq : &g->seq, 1, memory_order_acq_rel) + 1;
+    uint64_t seq = next(p->p2p ? &g->p2p_seq : &g->seq);
     *(p->p2p ? &p->record.p2p_seq : &p->record.seq) = seq;
-    p->record.op_id = atomic_fetch_add_explicit(&g->issued, 1, memory_order_acq_rel) + 1;
-    bool first = atomic_load_explicit(&g->active, memory_order_acquire) == 0;
+    p->record.op_id = next(&g->issued);
+    dtr__latch_numbered(g->progress);
     *status = DTR_OK;
-    progress how = first ? run(g, p, &record) : NOT_BEGUN;
+    progress how = run(g, p, &record);
     if (how != FINISHED) {
         *status = go_on(g, p, r, record, how == UNDER_WAY);
     }
-    pthread_mutex_unlock(g->progress);
+    dtr__latch_drop(g->progress);
     if (seq % CALLS_PER_NEWS == 0 || *status < 0) {
         dtr__notices_visit(g->world);
     }

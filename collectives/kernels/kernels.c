@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "kernels_set.h"
+#include "loops.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -222,7 +223,29 @@ void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t co
     }
 }
 
+/* Sums of less than a vector: to set up a loop over vectors takes ten times longer than to add. */
+#define DEFINE_FEW(name, C, SUM)                                                     \
+    static void few_##name(void *dst, const void *const *src, int n, size_t count) { \
+        for (size_t k = 0; k < count; k++) {                                         \
+            SUM sum = (SUM)((const name##_t *)src[0])[k];                            \
+            for (int i = 1; i < n; i++) {                                            \
+                sum += (SUM)((const name##_t *)src[i])[k];                           \
+            }                                                                        \
+            ((name##_t *)dst)[k] = (C)sum;                                           \
+        }                                                                            \
+    }
+DEFINE_FEW(i32, int32_t, uint32_t)
+DEFINE_FEW(i64, int64_t, uint64_t)
+DEFINE_FEW(f32, float, float)
+DEFINE_FEW(f64, double, double)
+
 bool dtr__reduce_keep(dtr__reducer *r, size_t count, dtr_dtype dtype, dtr_op op) {
+    enum { FEW_BYTES = 32 };
+    static void (*const few[DTR__N_REAL])(void *, const void *const *, int, size_t) = {
+        [DTR_I32] = few_i32, [DTR_I64] = few_i64, [DTR_F32] = few_f32, [DTR_F64] = few_f64
+    };
+    const dtr_dtype real = dtr__real_part(dtype);
+    r->few = op == DTR_SUM && count * dtr_dtype_size(dtype) <= FEW_BYTES ? few[real] : NULL;
     r->count = count;
     r->op = op;
     r->loop = dtr__kernels_current()->reduce[loop_of(op, dtype, &r->count)];
@@ -231,6 +254,10 @@ bool dtr__reduce_keep(dtr__reducer *r, size_t count, dtr_dtype dtype, dtr_op op)
 
 void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, int n,
                       int divisor) {
+    if (r->few != NULL) {
+        r->few(dst, src, n, r->count);
+        return;
+    }
     void *const to = dst;
     const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL };
     r->loop(&job, r->count);

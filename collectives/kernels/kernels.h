@@ -48,6 +48,7 @@ size_t dtr__kernels_cache(void);
 /* A reduction that comes again and again: what dtr__reduce looks up, once. False: it cannot be
  * kept, use dtr__reduce. */
 typedef struct dtr__reducer {
+    void (*few)(void *dst, const void *const *src, int n, size_t count); /* NULL: take `loop` */
     void (*loop)(const struct dtr__reduce_job *job, size_t count);
     size_t count;
     dtr_op op;
