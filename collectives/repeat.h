@@ -21,6 +21,7 @@ typedef struct dtr__moves {
     bool gives;   /* shows its input */
     bool reduces; /* all inputs become the output, by `reducer` if there is one */
     bool pairs;   /* only giver and taker know how much it is: to be compared */
+    bool leads;   /* in a row of such calls it waits for nobody but those it takes from */
     dtr__reducer reducer;
     int from, until;  /* group ranks whose data it copies otherwise; empty: nobody's */
     size_t give;      /* bytes it shows */

@@ -33,11 +33,13 @@ static bool show_end(const dtr_group *g, const void *p, size_t nbytes, uint64_t 
     return !*raw || dtr__cma_reaches(p, nbytes);
 }
 
-void dtr__shm_attach_offer(const dtr_group *g, const dtr__call *c, dtr__shm_post *post,
+void dtr__shm_attach_offer(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                            size_t nbytes) {
+    dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
+    dtr__shm_more *more = dtr__shm_more_of(s, g->rank);
     post->sliced = dtr__shm_attach_fits(g, c, nbytes) &&
-                   show_end(g, c->in, nbytes, &post->in_at, &post->in_raw) &&
-                   show_end(g, c->out, nbytes, &post->out_at, &post->out_raw);
+                   show_end(g, c->in, nbytes, &more->in_at, &post->in_raw) &&
+                   show_end(g, c->out, nbytes, &more->out_at, &post->out_raw);
 }
 
 static bool read_peer(const dtr_group *g, dtr__shm_state *s, int rank, void *to, uint64_t from,
@@ -97,15 +99,16 @@ static bool reduce_piece(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     }
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_post *post = dtr__shm_post_of(s, r);
-        factors[r] = post->premul;
+        const dtr__shm_more *more = dtr__shm_more_of(s, r);
+        factors[r] = more->premul;
         if (r == g->rank) {
             from[r] = (const char *)c->in + p.at;
         } else if (!post->in_raw) {
-            from[r] = (const char *)dtr__shm_unpack(g->world, post->in_at) + p.at;
+            from[r] = (const char *)dtr__shm_unpack(g->world, more->in_at) + p.at;
         } else {
             from[r] = bounce + (size_t)r * dtr__shm_attach_piece(g);
             if (!read_peer(g, s, r, bounce + (size_t)r * dtr__shm_attach_piece(g),
-                           post->in_at + p.at, p.nbytes)) {
+                           more->in_at + p.at, p.nbytes)) {
                 return false;
             }
         }
@@ -131,10 +134,11 @@ static bool fetch_pieces(const dtr_group *g, dtr__shm_state *s, const dtr__call 
             return false;
         }
         const dtr__shm_post *post = dtr__shm_post_of(s, r);
+        const uint64_t out_at = dtr__shm_more_of(s, r)->out_at;
         char *to = (char *)c->out + p.at;
         if (!post->out_raw) {
-            memcpy(to, (const char *)dtr__shm_unpack(g->world, post->out_at) + p.at, p.nbytes);
-        } else if (!read_peer(g, s, r, to, post->out_at + p.at, p.nbytes)) {
+            memcpy(to, (const char *)dtr__shm_unpack(g->world, out_at) + p.at, p.nbytes);
+        } else if (!read_peer(g, s, r, to, out_at + p.at, p.nbytes)) {
             return false;
         }
         *moved += p.nbytes;

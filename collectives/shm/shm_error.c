@@ -61,10 +61,10 @@ dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
     dtr__backoff wait = { 0 };
     double limit = dtr__now() + TEXT_PATIENCE_S;
     if (!written(control)) {
-        dtr__shm_post_late(g, s, &w->call);
         tell_site(g, s, w);
     }
     while (!written(control) && dtr__now() < limit) {
+        dtr__shm_post_late(g, s, &w->call); /* once its post is free */
         dtr__backoff_pause(g->world, &wait);
     }
     if (!written(control)) {
@@ -104,14 +104,16 @@ static bool everybody_posted(const dtr_group *g, const dtr__shm_state *s) {
 static void read_post(const dtr_group *g, const dtr__shm_state *s, int r, double limit,
                       dtr__declaration *d) {
     const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    const dtr__shm_more *more = dtr__shm_more_of(s, r);
     *d = (dtr__declaration){ .fingerprint = post->fingerprint,
-                             .count_in = post->count_in,
-                             .count_out = post->count_out,
-                             .kind = post->kind,
-                             .dtype = post->dtype,
-                             .op = post->op,
-                             .root = post->root };
-    snprintf(d->site, sizeof d->site, "%s", site_of(g, s, r, limit));
+                             .count_in = more->count_in,
+                             .count_out = more->count_out,
+                             .kind = more->kind,
+                             .dtype = more->dtype,
+                             .op = more->op,
+                             .root = more->root };
+    snprintf(d->site, sizeof d->site, "%s",
+             post->left ? s->rank[r]->left_site : site_of(g, s, r, limit));
 }
 
 /* The rank whose part of the data does not fit what this one wants of it. */

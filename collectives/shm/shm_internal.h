@@ -4,7 +4,12 @@
  * in the post itself, in the caller's node-shared buffer, or in a staging buffer that is filled
  * chunk by chunk. All ranks wait until all have posted and compare fingerprints; then everyone
  * pulls what it needs. A post of operation n says that its rank has finished operation n - 1, so
- * posts and staging buffers of two operations in turn need no further handshake. */
+ * what belongs to posts and the staging buffers of two operations in turn need no further
+ * handshake.
+ *
+ * In a row of equal small calls with a root, ranks that get nothing, or only the root's data, leave
+ * without waiting for the others (shm_repeat.c). They run ahead of those they did not wait for, by
+ * as many posts as there are. */
 #ifndef DTR_SHM_INTERNAL_H
 #define DTR_SHM_INTERNAL_H
 
@@ -12,7 +17,8 @@
 
 enum {
     DTR__SHM_INLINE = 8192,            /* bytes that travel inside a post */
-    DTR__SHM_FIRST_LINE = 32,          /* of them, beside the head: one cache line carries both */
+    DTR__SHM_BESIDE = 32,              /* that travel beside its head, in the same cache line */
+    DTR__SHM_POSTS = 16,               /* a power of two */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
     DTR__SHM_MAX_RANKS = 1024
 };
@@ -20,6 +26,7 @@ enum {
 /* Where a rank's data is. */
 typedef enum dtr__shm_mode {
     DTR__SHM_NOTHING, /* nobody reads from it */
+    DTR__SHM_IN_LINE,
     DTR__SHM_IN_POST,
     DTR__SHM_DIRECT, /* in node-shared memory: read from there */
     DTR__SHM_ATTACH, /* in plain memory that the kernel reads for the others */
@@ -37,17 +44,23 @@ typedef struct dtr__shm_post {
     uint8_t zero_copy;   /* in and out are both node-shared */
     uint8_t sliced;      /* in and out can be read by all: allreduce by slices */
     uint8_t in_raw, out_raw; /* in_at, out_at: addresses in plain memory */
-    uint8_t reserved;
-    unsigned char data[DTR__SHM_INLINE];
-    /* Read only where needed. */
-    _Alignas(64) uint64_t in_at, out_at;
+    uint8_t left;            /* its rank has left the operation; it was called from `left_site` */
+    unsigned char data[DTR__SHM_BESIDE];
+} dtr__shm_post;
+_Static_assert(sizeof(dtr__shm_post) == 64, "one cache line carries a small operation");
+
+/* What else belongs to a post, read only where needed. */
+typedef struct dtr__shm_more {
+    _Alignas(64) unsigned char data[DTR__SHM_INLINE];
+    uint64_t in_at, out_at;
     double premul;
     uint64_t count_in, count_out;
     int32_t kind, dtype, op, root;
-} dtr__shm_post;
+} dtr__shm_more;
 
 typedef struct dtr__shm_rank {
-    dtr__shm_post post[2]; /* operation n uses n & 1 */
+    dtr__shm_post post[DTR__SHM_POSTS]; /* operation n uses n % DTR__SHM_POSTS */
+    dtr__shm_more more[2];              /* and n & 1 */
     _Alignas(64) _Atomic uint64_t
         finished; /* operation << 20 | chunks pulled from everybody; all ones: whole */
     _Alignas(64) _Atomic uint64_t
@@ -55,6 +68,7 @@ typedef struct dtr__shm_rank {
     _Alignas(64) _Atomic uint64_t
         site_for; /* operation that `site` belongs to, filled when ranks disagree */
     char site[120];
+    char left_site[120]; /* of the calls in a row that this rank leaves early */
 } dtr__shm_rank;
 
 /* The control block of the group, in the arena of group rank 0. Those of the ranks lie behind it,
@@ -137,10 +151,15 @@ typedef struct dtr__shm_state {
                     -1: it is on another node */
     int sharers; /* ranks that channels lead between */
     bool lent;   /* the channels carry another state's messages */
-    struct dtr__shm_p2p *p2p; /* NULL until the first message */
-    unsigned polls;           /* that moved nothing to its end */
-    uint64_t n;               /* operations so far */
-    uint64_t described[2];    /* repeat whose description the own post carries; 0: another's */
+    struct dtr__shm_p2p *p2p;           /* NULL until the first message */
+    unsigned polls;                     /* that moved nothing to its end */
+    uint64_t n;                         /* operations so far */
+    uint64_t seen;                      /* all ranks have shown this operation, or a later one */
+    uint64_t described[DTR__SHM_POSTS]; /* repeat that the own post describes; 0: something else */
+    uint64_t described_more[2];         /* the same of what belongs to it */
+    uint64_t row_of;                    /* repeat that the last operations were, 0: another call, */
+    uint64_t row;                       /* ... and how many of them there were before the last */
+    bool unshown;                       /* the repeat under way waits until its post is free */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
     void *mpi;         /* state of the mpi backend where that carries messages, else NULL */
@@ -162,7 +181,15 @@ static inline _Atomic uint64_t *dtr__shm_offer(const dtr__shm_state *s, int to, 
 #define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
 
 static inline dtr__shm_post *dtr__shm_post_of(const dtr__shm_state *s, int rank) {
-    return &s->rank[rank]->post[s->op.n & 1];
+    return &s->rank[rank]->post[s->op.n % DTR__SHM_POSTS];
+}
+static inline dtr__shm_more *dtr__shm_more_of(const dtr__shm_state *s, int rank) {
+    return &s->rank[rank]->more[s->op.n & 1];
+}
+/* What a rank shows in its post. */
+static inline unsigned char *dtr__shm_shown(const dtr__shm_state *s, int rank) {
+    dtr__shm_post *post = dtr__shm_post_of(s, rank);
+    return post->mode == DTR__SHM_IN_LINE ? post->data : dtr__shm_more_of(s, rank)->data;
 }
 
 /* (local rank, offset) in one word. */
@@ -197,6 +224,10 @@ dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *
 void dtr__shm_end(dtr__shm_state *s);
 void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c);
+void dtr__shm_describe_more(dtr__shm_more *more, const dtr__call *c);
+/* Whether everybody is through with what the own post and, where `lead` is 1, what belongs to it
+ * showed last, so that the operation under way may be shown there. */
+bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t lead);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
@@ -224,7 +255,7 @@ bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t bud
  * bounce: room for a chunk of every rank; pull: the next pieces of a sliced allreduce, true when
  * all is done. After a failure attach_errno is set. */
 bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes);
-void dtr__shm_attach_offer(const dtr_group *g, const dtr__call *c, dtr__shm_post *post,
+void dtr__shm_attach_offer(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                            size_t nbytes);
 bool dtr__shm_attach_copy(const dtr_group *g, dtr__shm_state *s, int rank, void *to, size_t offset,
                           size_t nbytes);

@@ -36,18 +36,37 @@ static void show(dtr__shm_post *post, uint64_t mark) {
 }
 
 void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c) {
-    const dtr__call *told = dtr__call_told(c);
     post->fingerprint = c->fingerprint;
-    post->kind = (int32_t)told->kind;
-    post->dtype = (int32_t)told->dtype;
-    post->op = (int32_t)told->op;
-    post->root = told->root;
-    post->count_in = told->in_count;
-    post->count_out = told->out_count;
-    post->premul = c->premul;
-    post->shift = 0;
-    post->zero_copy = 0;
-    post->sliced = post->in_raw = post->out_raw = 0;
+    post->shift = post->zero_copy = post->sliced = post->in_raw = post->out_raw = post->left = 0;
+}
+
+void dtr__shm_describe_more(dtr__shm_more *more, const dtr__call *c) {
+    const dtr__call *told = dtr__call_told(c);
+    more->kind = (int32_t)told->kind;
+    more->dtype = (int32_t)told->dtype;
+    more->op = (int32_t)told->op;
+    more->root = told->root;
+    more->count_in = told->in_count;
+    more->count_out = told->out_count;
+    more->premul = c->premul;
+}
+
+/* Who has shown operation m has finished m - 1. Where many posts are taken the half of them is
+ * waited for, so that the others' lines are looked at rarely. */
+bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t lead) {
+    const uint64_t n = s->op.n;
+    if (s->seen + lead >= n) {
+        return true;
+    }
+    const uint64_t m = lead == 1 ? n - 1 : n - DTR__SHM_POSTS / 2;
+    for (int r = 0; r < g->size; r++) {
+        if (atomic_load_explicit(&s->rank[r]->post[m % DTR__SHM_POSTS].posted,
+                                 memory_order_acquire) < dtr__shm_mark(m, 0)) {
+            return false;
+        }
+    }
+    s->seen = m;
+    return true;
 }
 
 static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t *at) {
@@ -64,23 +83,24 @@ static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t
 static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post,
                         size_t nbytes) {
     dtr__shm_op *op = &s->op;
+    dtr__shm_more *more = dtr__shm_more_of(s, g->rank);
     bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &post->at);
     op->chunks_out = 0;
     if (nbytes > DTR__SHM_INLINE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
         dtr__shm_zero_fits(g, c)) {
         uint64_t in_at = post->at;
         bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
-        post->zero_copy = shared && (!takes_out || shared_at(g, c->out, nbytes, &post->out_at));
-        post->in_at = in_at;
+        post->zero_copy = shared && (!takes_out || shared_at(g, c->out, nbytes, &more->out_at));
+        more->in_at = in_at;
     }
     if (!post->zero_copy && c->kind == DTR__K_ALLREDUCE && nbytes > 0) {
-        dtr__shm_attach_offer(g, c, post, nbytes);
+        dtr__shm_attach_offer(g, s, c, nbytes);
     }
     if (!gives || nbytes == 0) {
         post->mode = DTR__SHM_NOTHING;
     } else if (nbytes <= DTR__SHM_INLINE) {
-        post->mode = DTR__SHM_IN_POST;
-        memcpy(post->data, op->in, nbytes);
+        post->mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_POST;
+        memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
     } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE)) {
         post->mode = DTR__SHM_DIRECT;
     } else if (c->kind != DTR__K_ALLREDUCE && dtr__shm_attach_fits(g, c, nbytes) &&
@@ -143,7 +163,8 @@ static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_set_steps(g, s, c);
     DTR_TRY(copy_input(g, op, c, nbytes));
     dtr__shm_describe(post, c);
-    s->described[op->n & 1] = 0;
+    dtr__shm_describe_more(dtr__shm_more_of(s, g->rank), c);
+    s->described[op->n % DTR__SHM_POSTS] = s->described_more[op->n & 1] = 0;
     DTR_TRY(place(g, s, c, post, nbytes));
     if (post->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind)) {
         dtr__shm_write_table(g, s, c);
@@ -163,11 +184,13 @@ static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
 
 /* In a broken group, for whoever compares: what the call is, no data. */
 void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
-    if (s->op.phase <= DTR__SHM_POST) {
+    if (s->op.phase <= DTR__SHM_POST && dtr__shm_is_free(g, s, 1)) {
         dtr__shm_post *post = dtr__shm_post_of(s, g->rank);
         dtr__shm_describe(post, c);
+        dtr__shm_describe_more(dtr__shm_more_of(s, g->rank), c);
         post->mode = DTR__SHM_NOTHING;
         show(post, dtr__shm_mark(s->op.n, 0));
+        s->op.phase = DTR__SHM_ARRIVE;
     }
 }
 
@@ -176,7 +199,7 @@ void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
 size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
     const dtr__shm_post *post = dtr__shm_post_of(s, r);
     if (c->kind == DTR__K_GATHERV) {
-        return post->count_in * s->op.size;
+        return dtr__shm_more_of(s, r)->count_in * s->op.size;
     }
     if (!dtr__shm_has_table(c->kind)) {
         return dtr__shm_wanted(g, c, r);
@@ -219,6 +242,7 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
     }
     op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
     op->quiet = in_posts && !op->zero_copy && !op->sliced;
+    s->seen = op->n;
     *all = true;
     return DTR_OK;
 }
@@ -241,8 +265,8 @@ static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, 
         return op->in + offset + at;
     }
     const dtr__shm_post *post = dtr__shm_post_of(s, r);
-    if (post->mode == DTR__SHM_IN_POST) {
-        return post->data + dtr__shm_wanted_at(g, s, c, r) + at;
+    if (post->mode == DTR__SHM_IN_LINE || post->mode == DTR__SHM_IN_POST) {
+        return dtr__shm_shown(s, r) + dtr__shm_wanted_at(g, s, c, r) + at;
     }
     if (post->mode == DTR__SHM_DIRECT) {
         return (unsigned char *)dtr__shm_unpack(g->world, post->at) +
@@ -291,7 +315,7 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
         if (from[r] == NULL) {
             return false;
         }
-        factors[r] = c->op == DTR_PREMUL_SUM ? dtr__shm_post_of(s, r)->premul : 1;
+        factors[r] = c->op == DTR_PREMUL_SUM ? dtr__shm_more_of(s, r)->premul : 1;
     }
     if (!read_attached(g, s, c, at, n, from)) {
         return false;
@@ -418,11 +442,15 @@ static bool may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
 
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
     s->op = (dtr__shm_op){ .n = ++s->n, .size = dtr_dtype_size(c->dtype) };
+    s->row_of = 0;
 }
 
 static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
     dtr__shm_op *op = &s->op;
     if (op->phase == DTR__SHM_NEW) {
+        if (!dtr__shm_is_free(g, s, 1)) {
+            return DTR_OK;
+        }
         DTR_TRY(prepare(g, s, &w->call));
         op->phase = DTR__SHM_POST;
     }

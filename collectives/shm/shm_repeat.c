@@ -4,14 +4,30 @@
 #include <string.h>
 
 #include "coll_check.h"
+#include "declare.h"
 #include "kernels/kernels.h"
 #include "repeat.h"
 #include "shm/shm_p2p.h"
 
-enum { EXPECTED = 1024 }; /* bytes of the next post that are fetched ahead */
+enum {
+    EXPECTED = 1024, /* bytes of the next post that are fetched ahead */
+    ROW_BEGINS = 8,  /* calls of a row that wait for everybody */
+    FEW_RANKS = 8    /* whose next posts are fetched ahead */
+};
 
 static bool scatters(dtr__kind k) {
     return k == DTR__K_SCATTER || k == DTR__K_SCATTERV;
+}
+
+/* Whether a rank may leave such a call before all have come. What makes a row of calls safe is that
+ * its first ones wait for everybody: the first operation on which ranks disagree is not that of a
+ * row on some rank, and that one compares the posts of all. The others learn of it at their next
+ * call. */
+static bool may_lead(const dtr_group *g, const dtr__call *c, const dtr__moves *m) {
+    const bool rooted = c->kind == DTR__K_BROADCAST || scatters(c->kind) ||
+                        c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER ||
+                        c->kind == DTR__K_GATHERV;
+    return rooted && (!m->gives || m->give <= DTR__SHM_BESIDE) && !dtr__at_detail(g->world);
 }
 
 /* Whether all data of such calls fits into posts. Of v-forms a rank may not know what the others
@@ -55,6 +71,7 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
                        .give = give,
                        .parts = parts,
                        .pairs = c->kind == DTR__K_GATHERV || dtr__shm_has_table(c->kind) };
+    m->leads = may_lead(g, c, m);
     if (!dtr__shm_reads(g, c, g->rank) && !(scatters(c->kind) && g->rank == c->root)) {
         return true;
     }
@@ -101,30 +118,67 @@ static inline void copy(unsigned char *to, const unsigned char *from, size_t n) 
     }
 }
 
+static bool leads(const dtr__shm_state *s, const dtr__repeat *p) {
+    return p->moves.leads && s->row >= ROW_BEGINS;
+}
+
+static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
+    const uint64_t n = s->op.n;
+    const dtr__moves *m = &p->moves;
+    dtr__shm_post *post = &s->me->post[n % DTR__SHM_POSTS];
+    dtr__shm_describe(post, &p->call);
+    post->mode = !m->gives                    ? DTR__SHM_NOTHING
+                 : m->give <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE
+                                              : DTR__SHM_IN_POST;
+    s->described[n % DTR__SHM_POSTS] = p->id;
+    if (s->described_more[n & 1] == p->id) {
+        return;
+    }
+    dtr__shm_describe_more(&s->me->more[n & 1], &p->call);
+    if (m->gives && dtr__shm_has_table(p->call.kind)) {
+        dtr__shm_write_table(g, s, &p->call);
+    }
+    s->described_more[n & 1] = p->id;
+}
+
+/* False while somebody may still read what the post, or what belongs to it, showed last. */
+static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
+    const uint64_t n = s->op.n;
+    const dtr__moves *m = &p->moves;
+    dtr__shm_post *post = &s->me->post[n % DTR__SHM_POSTS];
+    const bool line =
+        (!m->gives || m->give <= DTR__SHM_BESIDE) && s->described_more[n & 1] == p->id;
+    if (!dtr__shm_is_free(g, s, line ? DTR__SHM_POSTS - 1 : 1)) {
+        return false;
+    }
+    if (s->described[n % DTR__SHM_POSTS] != p->id || s->described_more[n & 1] != p->id) {
+        describe(g, s, p);
+    }
+    if (m->gives) {
+        copy(m->give <= DTR__SHM_BESIDE ? post->data : s->me->more[n & 1].data, p->call.in,
+             m->give);
+    }
+    post->left = leads(s, p);
+    atomic_store_explicit(&post->posted, dtr__shm_mark(n, 0), memory_order_release);
+    return true;
+}
+
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     if (p->p2p) {
         return dtr__shm_p2p_repeat_post(s, &p->call);
     }
-    uint64_t n = ++s->n;
-    dtr__shm_post *post = &s->me->post[n & 1];
-    s->op.n = n;
-    s->op.arrived = 0;
+    s->op.n = ++s->n;
+    s->row = s->row_of == p->id ? s->row + 1 : 0;
+    s->row_of = p->id;
+    s->op.arrived = leads(s, p) ? p->moves.from : 0;
     if (p->moves.pairs) {
         s->op.size = dtr_dtype_size(p->call.dtype);
     }
-    if (s->described[n & 1] != p->id) {
-        dtr__shm_describe(post, &p->call);
-        post->mode = p->moves.gives ? DTR__SHM_IN_POST : DTR__SHM_NOTHING;
-        if (p->moves.gives && dtr__shm_has_table(p->call.kind)) {
-            dtr__shm_write_table(g, s, &p->call);
-        }
-        s->described[n & 1] = p->id;
+    if (p->moves.leads && s->row == ROW_BEGINS) {
+        (void)dtr__call_site_text(&p->call, s->me->left_site, sizeof s->me->left_site);
     }
-    if (p->moves.gives) {
-        copy(post->data, p->call.in, p->moves.give);
-    }
-    atomic_store_explicit(&post->posted, dtr__shm_mark(n, 0), memory_order_release);
+    s->unshown = !show(g, s, p);
     return true;
 }
 
@@ -133,7 +187,7 @@ static void reduce(const dtr_group *g, const dtr__shm_state *s, const dtr__repea
     const dtr__call *c = &p->call;
     const unsigned char *from[DTR__SHM_MAX_RANKS];
     for (int r = 0; r < g->size; r++) {
-        from[r] = (r == g->rank ? c->in : dtr__shm_post_of(s, r)->data) + m->at;
+        from[r] = (r == g->rank ? c->in : dtr__shm_shown(s, r)) + m->at;
     }
     if (m->reducer.loop != NULL) {
         dtr__reduce_kept(&m->reducer, c->out, (const void *const *)from, g->size, c->divisor);
@@ -152,10 +206,10 @@ static void move(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
         if (part->take == 0) {
             continue;
         }
-        const unsigned char *from = r == g->rank
-                                        ? (const unsigned char *)c->in + part->at
-                                        : dtr__shm_post_of(s, r)->data +
-                                              (table ? dtr__shm_wanted_at(g, s, c, r) : part->at);
+        const unsigned char *from =
+            r == g->rank
+                ? (const unsigned char *)c->in + part->at
+                : dtr__shm_shown(s, r) + (table ? dtr__shm_wanted_at(g, s, c, r) : part->at);
         unsigned char *to = (unsigned char *)c->out + part->to;
         if (to != from) {
             copy(to, from, part->take);
@@ -171,17 +225,28 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
            (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take);
 }
 
+static inline void expect_to_write(const void *line) {
+#if defined(__x86_64__)
+    __asm__ volatile(
+        "prefetchw %0" ::"m"(*(const char *)line)); /* the built-in one means reading */
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 /* The next post's lines: everybody has finished the operation that read them last, and to get them
  * back takes as long as a small operation. */
 static void expect_post(const dtr__shm_state *s, size_t give) {
-    const char *line = (const char *)&s->me->post[(s->n + 1) & 1];
-    size_t nbytes = offsetof(dtr__shm_post, data) + give;
-    for (size_t at = 0; at < nbytes && at < EXPECTED; at += 64) {
-#if defined(__x86_64__)
-        __asm__ volatile("prefetchw %0" ::"m"(line[at])); /* the built-in one means reading */
-#else
-        __builtin_prefetch(&line[at], 1);
-#endif
+    expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
+    for (size_t at = 0; give > DTR__SHM_BESIDE && at < give && at < EXPECTED; at += 64) {
+        expect_to_write(&s->me->more[(s->n + 1) & 1].data[at]);
+    }
+}
+
+/* The next posts of those who may be ahead. */
+static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr__moves *m) {
+    for (int r = m->from; g->size <= FEW_RANKS && r < m->until; r++) {
+        __builtin_prefetch(&s->rank[r]->post[(s->n + 2) % DTR__SHM_POSTS]);
     }
 }
 
@@ -194,7 +259,13 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0) {
         return -1; /* the others may have waited, posted, for a rank that comes too late */
     }
-    for (; s->op.arrived < g->size; s->op.arrived++) {
+    if (s->unshown && !show(g, s, p)) {
+        return 0;
+    }
+    s->unshown = false;
+    const bool ahead = leads(s, p);
+    const int until = ahead ? p->moves.until : g->size;
+    for (; s->op.arrived < until; s->op.arrived++) {
         const dtr__shm_post *post = dtr__shm_post_of(s, s->op.arrived);
         if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
             return 0;
@@ -204,9 +275,12 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
             return -1;
         }
     }
-    if (p->moves.gives) {
-        expect_post(s, p->moves.give);
+    if (!ahead) {
+        s->seen = s->n;
+    } else {
+        expect_others(g, s, &p->moves);
     }
+    expect_post(s, p->moves.gives ? p->moves.give : 0);
     if (p->moves.reduces) {
         reduce(g, s, p);
     } else {
@@ -222,7 +296,10 @@ void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
         dtr__shm_p2p_repeat_go_on(g, s, w);
         return;
     }
-    s->op = (dtr__shm_op){ .n = s->n, .size = dtr_dtype_size(c->dtype), .phase = DTR__SHM_ARRIVE };
+    s->op = (dtr__shm_op){ .n = s->n,
+                           .size = dtr_dtype_size(c->dtype),
+                           .phase = s->unshown ? DTR__SHM_NEW : DTR__SHM_ARRIVE };
+    s->unshown = false;
     s->op.in = c->in;
     dtr__shm_set_steps(g, s, c);
 }

@@ -29,11 +29,11 @@ static int pointers(const dtr_group *g, const dtr__shm_state *s, const dtr__call
                     const void **from, void **to, double *factors) {
     int n_to = 0;
     for (int r = 0; r < g->size; r++) {
-        const dtr__shm_post *post = dtr__shm_post_of(s, r);
-        from[r] = (const char *)dtr__shm_unpack(g->world, post->in_at) + offset;
-        factors[r] = post->premul;
+        const dtr__shm_more *more = dtr__shm_more_of(s, r);
+        from[r] = (const char *)dtr__shm_unpack(g->world, more->in_at) + offset;
+        factors[r] = more->premul;
         if (c->kind != DTR__K_REDUCE || r == c->root) {
-            to[n_to++] = (char *)dtr__shm_unpack(g->world, post->out_at) + offset;
+            to[n_to++] = (char *)dtr__shm_unpack(g->world, more->out_at) + offset;
         }
     }
     return n_to;

@@ -477,6 +477,102 @@ START_TEST(two_threads) {
 }
 END_TEST
 
+enum { ROW = 100, KINDS_WITH_ROOT = 6 };
+
+/* Call `i` of a row: `kind` with this root, `n` elements of every rank. */
+static void call_of_row(dtr_group *g, int kind, int root, size_t n, int i) {
+    static int32_t mine[MOST_RANKS * 700], got[MOST_RANKS * 700];
+    static size_t counts[MOST_RANKS];
+    const size_t size = (size_t)th_size(), all = size * n;
+    const bool at_root = th_rank() == root;
+    dtr_status s = DTR_OK;
+    for (size_t k = 0; k < all; k++) {
+        mine[k] = (kind == 0 || kind > 3 ? 1000 : th_rank()) + (int32_t)k + i;
+        got[k] = -1;
+    }
+    for (size_t k = 0; k < size; k++) {
+        counts[k] = n;
+    }
+    dtr_buffer part = i32s(got, n), whole = i32s(got, at_root ? all : 0);
+    switch (kind) {
+    case 0:
+        memcpy(got, mine, at_root ? n * sizeof *got : 0);
+        s = dtr_broadcast(g, part, root, NULL, NULL);
+        break;
+    case 1:
+        s = dtr_reduce(g, i32s(mine, n), i32s(got, at_root ? n : 0), DTR_SUM, root, NULL, NULL);
+        break;
+    case 2:
+        s = dtr_gather(g, i32s(mine, n), whole, root, NULL, NULL);
+        break;
+    case 3:
+        s = dtr_gatherv(g, i32s(mine, n), whole, at_root ? counts : NULL, root, NULL, NULL);
+        break;
+    case 4:
+        s = dtr_scatter(g, i32s(mine, at_root ? all : 0), part, root, NULL, NULL);
+        break;
+    default:
+        s = dtr_scatterv(g, i32s(mine, at_root ? all : 0), at_root ? counts : NULL, part, root,
+                         NULL, NULL);
+    }
+    TH_CHECK(s == DTR_OK, "kind %d, call %d: %s", kind, i, dtr_last_error_message());
+    for (size_t k = 0; k < (at_root && (kind == 2 || kind == 3) ? all : n); k++) {
+        const int32_t at = (int32_t)k, own = 1000 + i + at, rank = th_rank() * (int32_t)n;
+        const int32_t sum = triangle(th_size() - 1) + th_size() * (at + i);
+        const int32_t block = at / (int32_t)n + at % (int32_t)n + i;
+        const int32_t want = kind == 0 ? own : kind > 3 ? own + rank : kind == 1 ? sum : block;
+        TH_CHECK(got[k] == (kind == 0 || kind > 3 || at_root ? want : -1),
+                 "kind %d, call %d gave %d at %d", kind, i, got[k], at);
+    }
+}
+
+/* In a row of equal calls ranks run ahead of those they need not wait for: nothing that these have
+ * not read is overwritten, and what comes after the row, of whatever kind, finds its place. */
+START_TEST(rows_with_a_root) {
+    static const size_t lengths[] = { 1, 2, 700 };
+    for (int what = 0; what < KINDS_WITH_ROOT * 3; what++) {
+        const int kind = what % KINDS_WITH_ROOT, root = what % th_size();
+        for (int i = 0; i < ROW; i++) {
+            if (i % 33 == 32 && th_rank() == (what + i) % th_size()) {
+                th_sleep(0.001); /* the others get as far ahead as they may */
+            }
+            call_of_row(th_group(), kind, root, lengths[what / KINDS_WITH_ROOT], i);
+        }
+        if (what % 2 == 0) {
+            th_good_allreduce(th_group());
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* DBG6, EA4: after a row the last rank calls something else. It says so, and so does everybody's
+ * next call: the others may have left theirs. */
+START_TEST(other_kind_after_a_row) {
+    int32_t x = 1, y = -1;
+    for (int i = 0; i < ROW; i++) {
+        TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_OK);
+        if (i == ROW - 1 && th_rank() == th_size() - 1) {
+            TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL),
+                  DTR_ERR_MISMATCH);
+            TH_MESSAGE("broadcast");
+            TH_MESSAGE("allreduce");
+        }
+    }
+    dtr_status s = DTR_OK;
+    for (int i = 0; i < ROW && s == DTR_OK && th_rank() != th_size() - 1; i++) {
+        s = dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL);
+    }
+    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+    TH_MESSAGE("broadcast");
+    TH_MESSAGE("allreduce");
+    TH_MESSAGE("engine_repeat.c:");
+    TH_CHECK(y == -1, "a buffer was written: %d", y);
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+END_TEST
+
 /* Calls take no memory. */
 START_TEST(many_calls) {
     int32_t x = 1, y = 0;
@@ -505,6 +601,7 @@ static void make(Suite *s) {
     th_add(tc, records, 0, 0);
     th_add(tc, between_asynchronous_ones, 0, 0);
     th_add(tc, two_threads, 2, 0);
+    th_add(tc, rows_with_a_root, 0, 0);
     th_add_measured(tc, many_calls, 2, 2);
     tc = th_case(s, "errors", 60);
     th_add(tc, other_operator, 2, 0);
@@ -512,6 +609,7 @@ static void make(Suite *s) {
     th_add(tc, other_dtype, 2, 0);
     th_add(tc, other_kind, 2, 0);
     th_add(tc, other_block, 2, 0);
+    th_add(tc, other_kind_after_a_row, 2, 0);
     th_add(tc, absent_rank, 2, 0);
     th_add(tc, aborted_inside, 2, 0);
 }

@@ -24,6 +24,10 @@
  *   alltoallv         sum(in_counts)   sum(out_counts)    N entries each; NULL: equal split of that
  * side Blocks lie in group-rank order without gaps.
  *
+ * A blocking broadcast, reduce, gather(v) or scatter(v) may return before other ranks have entered
+ * it, once this rank has given its data or got it. In a row of equal small ones a disagreement
+ * between ranks may then be the error of the next call here; not so at DTR_DEBUG=detail.
+ *
  * Overlap: allreduce, reduce at the root and alltoall take in.data == out.data; allgather(v) takes
  * `in` as this rank's block of `out`, reduce_scatter(v) `out` as this rank's block of `in`. Any
  * other overlap is DTR_ERR_ARG. */
