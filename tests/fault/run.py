@@ -219,6 +219,7 @@ def robust():
 
 
 def slow():
+    """FI2: no error, only the doctor speaks."""
     for r in range(ranks):
         expect(r, "allreduce", "DTR_OK")
     diagnosis(r"rank %d \(host .*\) is usually last: into \d+ %% of \d+ operations" % victim)
@@ -253,6 +254,7 @@ def asked():
 
 
 def kind():
+    """FI9, T5."""
     for r in range(ranks):
         expect(r, "call", "DTR_ERR_MISMATCH")
     check(not files(".dump.json"), "a dump in spite of DTR_DUMP=0")

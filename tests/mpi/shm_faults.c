@@ -1,5 +1,6 @@
 /* Where the kernel refuses shared memory to one rank or to all: the ranks go on without it after
- * one warning, and a backend that was named is refused on all ranks alike (CFG15, INI26). */
+ * one warning, and a backend that was named is refused on all ranks alike (CFG15, INI26,
+ * reliability:FI20). */
 #include "shm_faults.h"
 
 #include <errno.h>
