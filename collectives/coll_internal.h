@@ -200,6 +200,7 @@ struct dtr_work {
     uint64_t seq;            /* collective number or p2p count, from 1 */
     uint64_t issue;          /* position among all works of the group on this rank, from 1 */
     _Atomic int source;      /* group rank, set by the backend of a receive before it is done */
+    uint64_t hash_in;        /* with DTR_HASH=1 */
     uint64_t record;         /* flight recorder number */
     _Atomic double deadline; /* absolute monotonic seconds, INFINITY: none */
     _Atomic double limit;    /* the seconds it was made of, for messages */
@@ -316,6 +317,7 @@ struct dtr_group {
     _Atomic int status;     /* DTR_OK or what broke it; the first wins */
     dtr__error_copy *error; /* set before status */
     _Atomic int lost;       /* world rank + 1 of the member whose death broke it, 0: none */
+    _Atomic int nan_told;   /* they know that this rank gave NaN */
     _Atomic int told;       /* the other members know that it is broken, or told us */
 
     /* Engine (engine.c). queue_lock: works, incoming, callbacks, counters; held briefly, never
@@ -341,6 +343,12 @@ struct dtr_group {
     _Atomic int waiters; /* callers that poll this group: the progress thread leaves it alone */
     dtr__pool *pool;
     dtr__poller poller;
+    struct {
+        uint64_t warned, agreed; /* newest operation told to be slow; collective all agree on */
+        int64_t look_ns,
+            odd_ns;    /* the next comparison; since when ranks disagree, 0: they do not */
+        bool told;     /* that it is broken */
+    } watched;         /* watch.c; lock of the world's groups */
     dtr__finish *late; /* last steps of failed works, run by dtr__engine_close; queue_lock */
     struct dtr_group *next, *prev; /* in the world's list, creation order */
 };
@@ -419,6 +427,7 @@ void dtr__call_site_drop(void);
  * same for callers without a lock, who need do nothing else. Both return at once when they have
  * looked a moment ago. */
 void dtr__notice_broken(dtr_group *group, dtr_status s);
+void dtr__notice_nan(dtr_group *group); /* this rank gave NaN, which breaks nothing; as broken */
 void dtr__notices_poll(dtr_world *world, dtr__queue *called);
 void dtr__notices_visit(dtr_world *world);
 void dtr__notices_visit_at(dtr_world *world, int64_t now_ns); /* for who has just read the clock */

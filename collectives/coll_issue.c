@@ -6,6 +6,7 @@
 #include "kernels/kernels.h"
 #include "nccl/nccl_calls.h"
 #include "repeat.h"
+#include "rt_hash.h"
 
 enum { PASSES_PER_NEWS = 64 }; /* between two looks for news of broken groups */
 
@@ -29,6 +30,7 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
                         .nbytes = (c->in_count > c->out_count ? c->in_count : c->out_count) *
                                   dtr_dtype_size(c->dtype),
                         .fingerprint = c->fingerprint,
+                        .hash_in = w->hash_in,
                         .t_issued = c->issued_ns,
                         .deadline = deadline < 1e9 ? (int64_t)(deadline * 1e9) : 0 };
     memcpy(r->label, c->label, sizeof r->label);
@@ -56,6 +58,7 @@ void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     dtr__record r;
     dtr__work_fill_record(w, site, flags, &r);
     w->record = dtr__rec_begin(w->world, &r);
+    dtr__rec_stack(w->world, w->record, w->call.return_address);
     if (w->call.kind == DTR__K_BATCH) {
         dtr__batch_write_records(w->world, &r, w->call.batch, w->call.n_batch,
                                  dtr__batch_records(w));
@@ -79,6 +82,7 @@ void dtr__work_write_nan_error(dtr_work *w, const dtr_work *culprit) {
                    dtr__work_title(culprit, title, sizeof title), culprit->nan_index,
                    w->group->rank);
     w->error = dtr__error_save();
+    dtr__notice_nan(w->group);
 }
 
 static void list(dtr_group *g, dtr_work *w) {
@@ -174,6 +178,32 @@ bool dtr__wants_nan_check(const dtr_group *g, const dtr__call *c) {
     return on && !dtr__kind_is_p2p(c->kind) && (c->kind != DTR__K_BROADCAST || c->root == g->rank);
 }
 
+/* ---- hashes of host memory, DTR_HASH=1 ---- */
+
+static uint64_t hash_of(const dtr__call *c, const void *data, size_t count) {
+    bool there = data != NULL && count > 0 && c->device.type == DTR_CPU;
+    return there ? dtr__hash_bytes(data, count * dtr_dtype_size(c->dtype)) : 0;
+}
+
+/* Of the root's input only, where there is a root that gives. */
+static uint64_t hash_in(const dtr_group *g, const dtr__call *c) {
+    bool root_gives =
+        c->kind == DTR__K_BROADCAST || c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV;
+    bool gives = c->kind != DTR__K_RECV && (!root_gives || c->root == g->rank);
+    return gives ? hash_of(c, c->in, c->in_count) : 0;
+}
+
+void dtr__work_hash_out(const dtr_work *w) {
+    const dtr__call *c = &w->call;
+    bool root_takes =
+        c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER || c->kind == DTR__K_GATHERV;
+    bool takes = c->kind != DTR__K_SEND && (!root_takes || c->root == w->group->rank);
+    uint64_t hash = w->world->hashes && takes ? hash_of(c, c->out, c->out_count) : 0;
+    if (hash != 0) {
+        dtr__rec_hash_out(w->world, w->record, hash);
+    }
+}
+
 dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, const dtr__request *r,
                               int backend, bool inlined) {
     w->finish = r->finish;
@@ -203,6 +233,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     }
     atomic_store_explicit(&w->deadline, (double)w->call.issued_ns * 1e-9 + c->timeout_s,
                           memory_order_relaxed);
+    w->hash_in = g->world->hashes ? hash_in(g, c) : 0;
     if (dtr__wants_nan_check(g, c)) {
         w->nan_index = dtr__find_nan(c->in, c->in_count, c->dtype);
         w->own_status = w->nan_index < c->in_count ? DTR_ERR_NAN : DTR_OK;

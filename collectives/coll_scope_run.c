@@ -131,6 +131,7 @@ static void run_finish(dtr_work *whole, dtr_work *w) {
 
 void dtr__scope_end_call(dtr_work *whole, dtr_work *w) {
     atomic_store_explicit(&w->ended, 1, memory_order_relaxed);
+    dtr__work_hash_out(w);
     dtr__work_mark(w, DTR__REC_FINISHED, DTR_OK);
     take_status(whole, w);
     run_finish(whole, w);

@@ -272,7 +272,7 @@ static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
         if (g->p2p_unstarted == w) {
             g->p2p_unstarted = w->run_next;
         }
-        if (!w->inline_call) {
+        if (!w->inline_call || w->world->timing) {
             dtr__work_mark(w, DTR__REC_STARTED, DTR_OK);
         }
         s = b->start(g, w->backend_state, w, &done);
@@ -282,6 +282,7 @@ static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
     if (s < 0) {
         dtr__group_break_with(g, s, called);
     } else if (done) {
+        dtr__work_hash_out(w);
         s = run_finish(w);
         dtr__work_end(w, s, s < 0 ? dtr__error_save() : NULL, called);
     } else {

@@ -90,6 +90,8 @@ void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_
                               size_t n, uint64_t *numbers);
 /* State and time in the record, and in those of a batch's entries. */
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status);
+/* The output's hash into the record, where wanted: the transfer is complete, the last step not. */
+void dtr__work_hash_out(const dtr_work *w);
 void dtr__work_write_nan_error(dtr_work *w, const dtr_work *culprit);
 dtr_status dtr__choose_backend(const dtr_group *g, const dtr__call *c, int *best);
 dtr_status dtr__group_broken(const dtr_group *g); /* the error that broke it, as this thread's */

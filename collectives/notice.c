@@ -91,11 +91,8 @@ static dtr__notices *notices_of(const dtr_world *world) {
 
 /* ---- telling ---- */
 
-void dtr__notice_broken(dtr_group *g, dtr_status s) {
-    dtr__notices *ns = notices_of(g->world);
-    if (ns == NULL || g->size == 1 || atomic_exchange(&g->told, 1) != 0) {
-        return;
-    }
+/* This thread's last error is to be sent to the other members. */
+static void tell(dtr__notices *ns, const dtr_group *g, dtr_status s) {
     dtr_error e = DTR_ERROR_INIT;
     dtr_last_error(&e);
     outgoing *o = calloc(1, sizeof(*o) + sizeof(int) * (size_t)g->size);
@@ -121,6 +118,20 @@ void dtr__notice_broken(dtr_group *g, dtr_status s) {
     pthread_mutex_unlock(&ns->out_lock);
     atomic_fetch_add(&ns->n_out, 1);
     dtr__progress_wake(g->world);
+}
+
+void dtr__notice_broken(dtr_group *g, dtr_status s) {
+    dtr__notices *ns = notices_of(g->world);
+    if (ns != NULL && g->size > 1 && atomic_exchange(&g->told, 1) == 0) {
+        tell(ns, g, s);
+    }
+}
+
+void dtr__notice_nan(dtr_group *g) {
+    dtr__notices *ns = notices_of(g->world);
+    if (ns != NULL && g->size > 1 && atomic_exchange(&g->nan_told, 1) == 0) {
+        tell(ns, g, DTR_ERR_NAN);
+    }
 }
 
 /* ns->lock and the right to call MPI are held. */
@@ -186,7 +197,9 @@ static bool deliver(dtr__notices *ns, const news *n, dtr__queue *called) {
     while (g != NULL && g->uid != n->uid) {
         g = g->next;
     }
-    if (g != NULL && atomic_load(&g->status) == DTR_OK) {
+    if (g != NULL && n->status == DTR_ERR_NAN) {
+        DTR_WARN(ns->world, "%s (told once per group and rank)", n->text);
+    } else if (g != NULL && atomic_load(&g->status) == DTR_OK) {
         break_quietly(g, n, called);
     }
     pthread_mutex_unlock(&gs->lock);
@@ -211,7 +224,7 @@ static void take_in(dtr__notices *ns, dtr__queue *called) {
                 dtr__rank_lost(ns->world, n->lost - 1,
                                n->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE,
                                n->text, false, called);
-            } else if (!delivered) {
+            } else if (!delivered && n->status != DTR_ERR_NAN) {
                 ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
             }
         }

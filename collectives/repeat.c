@@ -122,8 +122,9 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
     const dtr__rule *rule = &dtr__rules[r->kind];
     const dtr__call *c = &w->call;
     size_t size = dtr_dtype_size(c->dtype);
-    if (w->backend->repeat_accept == NULL || c->told != NULL || r->options != NULL ||
-        r->finish != NULL || (unsigned)r->kind > DTR__K_BATCH || c->n_batch > BATCH_MOST) {
+    if (g->world->each_in_full || w->backend->repeat_accept == NULL || c->told != NULL ||
+        r->options != NULL || r->finish != NULL || (unsigned)r->kind > DTR__K_BATCH ||
+        c->n_batch > BATCH_MOST) {
         return;
     }
     if (g->repeats == NULL) {

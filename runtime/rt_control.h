@@ -8,6 +8,15 @@
 
 enum { DTR__DIGEST_GROUPS = 12, DTR__DIGEST_TEXT = 720, DTR__DEATH_TEXT = 1100 };
 
+/* What a rank has called, as far as ranks can disagree on it. Whole words: it is sent as it is. */
+typedef struct dtr__said {
+    uint64_t uid, seq; /* of the group, of the collective; seq 0: nothing */
+    uint64_t fingerprint, count_in, count_out;
+    int32_t root;
+    uint8_t kind, dtype_op, unused[2]; /* as in a record */
+    char site[48];
+} dtr__said;
+
 /* What a rank does, as its node has reported it. Sent as it is: no pointers, whole words. */
 typedef struct dtr__digest {
     int64_t seen_ns; /* when it came, on this host's clock */
@@ -17,6 +26,7 @@ typedef struct dtr__digest {
     struct {
         uint64_t uid, seq; /* newest collective entered */
     } group[DTR__DIGEST_GROUPS];
+    dtr__said said;               /* the collective it is inside, else the last one */
     char doing[DTR__DIGEST_TEXT]; /* as dtr__recording_doing says it */
 } dtr__digest;
 _Static_assert(sizeof(dtr__digest) % sizeof(uint64_t) == 0, "kept word by word");

@@ -59,6 +59,7 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
         }
         if (version % 2 == 0 && atomic_load(&e->version) == version) {
             d->doing[sizeof d->doing - 1] = '\0';
+            d->said.site[sizeof d->said.site - 1] = '\0';
             return true;
         }
     }
@@ -111,6 +112,11 @@ bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
         d->open_uid = inside->uid;
         d->open_seq = open->seq;
     }
+    const dtr__record *said = open;
+    for (size_t i = r->n_records; (said == NULL || said->seq == 0) && i > 0; i--) {
+        said = &r->records[i - 1];
+    }
+    (void)dtr__record_said(r, said, &d->said);
     add_groups(r, d);
     dtr__recording_doing(r, dtr__now_ns(), d->doing, sizeof d->doing);
     dtr__recording_free(r);

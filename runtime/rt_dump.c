@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "rt_hash.h"
 #include "rt_internal.h"
 #include "rt_peers.h"
 
@@ -136,11 +137,36 @@ static void write_node(FILE *to, const dtr_world *world) {
     fprintf(to, "]");
 }
 
+/* The first operations whose outputs differ between ranks of this node. */
+static void write_differences(FILE *to, const dtr_world *world, const dtr__recording *own) {
+    const char *comma = "";
+    char text[1024];
+    size_t n = (size_t)world->local_size;
+    dtr__recording **all = calloc(n, sizeof *all);
+    for (size_t i = 0; all != NULL && i < n; i++) {
+        all[i] = dtr__peer_look(world, world->local_world[i]);
+    }
+    fprintf(to, ",\n\"outputs_differ\":[");
+    for (size_t i = 0; all != NULL && i < own->n_groups; i++) {
+        if (dtr__hash_difference((const dtr__recording *const *)all, (int)n, own->groups[i].uid,
+                                 text, sizeof text)[0] != '\0') {
+            fputs(comma, to);
+            dtr__json_string(to, text);
+            comma = ",";
+        }
+    }
+    fprintf(to, "]");
+    for (size_t i = 0; all != NULL && i < n; i++) {
+        dtr__recording_free(all[i]);
+    }
+    free((void *)all);
+}
+
 static void write_record(FILE *to, const dtr__recording *r, const dtr__record *rec, int64_t now) {
     static const char *const states[] = {
         "", "issued", "enqueued", "started", "finished", "failed"
     };
-    char title[256];
+    char title[256], stack[640];
     fprintf(to, "{\"number\":%" PRIu64 ",\"state\":\"%s\",\"issued_s_ago\":%.6f,\"took_s\":",
             rec->number, states[rec->state], seconds(now - rec->t_issued));
     fprintf(to, rec->t_finished != 0 ? "%.6f" : "null", seconds(rec->t_finished - rec->t_issued));
@@ -148,6 +174,16 @@ static void write_record(FILE *to, const dtr__recording *r, const dtr__record *r
             rec->nbytes, rec->thread, rec->fingerprint);
     text_member(to, "operation", dtr__recording_title(r, rec, title, sizeof title));
     text_member(to, "site", rec->site);
+    if (dtr__recording_stack(r, rec, stack, sizeof stack)[0] != '\0') {
+        text_member(to, "stack", stack);
+    }
+    if (rec->t_started != 0) {
+        fprintf(to, ",\"started_after_s\":%.9f", seconds(rec->t_started - rec->t_issued));
+    }
+    if (rec->hash_in != 0 || rec->hash_out != 0) {
+        fprintf(to, ",\"hash_in\":\"%016" PRIx64 "\",\"hash_out\":\"%016" PRIx64 "\"", rec->hash_in,
+                rec->hash_out);
+    }
     text_member(to, "status",
                 dtr__record_over(rec) ? dtr_status_name((dtr_status)rec->status) : "");
     fprintf(to, "}");
@@ -181,6 +217,9 @@ static bool write_file(const dtr_world *world, const struct dtr__dump *d, const 
         write_error(to, "last_refused", &r->head.local);
         write_groups(to, r);
         write_node(to, world);
+        if (world->hashes) {
+            write_differences(to, world, r);
+        }
         write_records(to, r, "open", false);
         write_records(to, r, "records", true);
         fprintf(to, "}\n");

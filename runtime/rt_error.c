@@ -231,6 +231,10 @@ void dtr__error_copy_free(dtr__error_copy *copy) {
     free(copy);
 }
 
+const char *dtr__error_copy_text(const dtr__error_copy *copy) {
+    return copy != NULL ? (const char *)copy + offsetof(error_record, message) : "";
+}
+
 const char *dtr_last_error_message(void) {
     return last()->message;
 }

@@ -31,6 +31,8 @@ typedef struct dtr__error_copy dtr__error_copy;
 dtr__error_copy *dtr__error_save(void);
 dtr_status dtr__error_restore(const dtr__error_copy *copy, dtr_status s);
 void dtr__error_copy_free(dtr__error_copy *copy);
+/* Its message; "" for NULL. */
+const char *dtr__error_copy_text(const dtr__error_copy *copy);
 
 /* clang-tidy is told what it cannot see: a failure is not DTR_OK, and outputs are set by DTR_OK. */
 #ifdef __clang_analyzer__

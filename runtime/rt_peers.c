@@ -375,3 +375,22 @@ bool dtr__peer_inside(const dtr_world *world, int world_rank, uint64_t *group_ui
     dtr__recording_free(r);
     return known;
 }
+
+bool dtr__peer_said(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t seq,
+                    dtr__said *said) {
+    dtr__recording *r = dtr__peer_glance(world, world_rank);
+    const dtr__rec_group *g = r != NULL ? dtr__recording_group_uid(r, group_uid) : NULL;
+    dtr__digest d;
+    bool found = false;
+    for (size_t i = g != NULL ? r->n_records : 0; i > 0 && !found; i--) {
+        const dtr__record *rec = &r->records[i - 1];
+        found =
+            rec->group == atomic_load(&g->id) && rec->seq == seq && dtr__record_said(r, rec, said);
+    }
+    if (r == NULL && dtr__control_look(world, world_rank, &d)) {
+        found = d.said.uid == group_uid && d.said.seq == seq && seq != 0;
+        *said = d.said;
+    }
+    dtr__recording_free(r);
+    return found;
+}

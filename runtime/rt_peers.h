@@ -29,6 +29,9 @@ bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_ui
                        uint64_t *seq);
 /* Group and number of the collective that the rank is inside; false: none, or not known. */
 bool dtr__peer_inside(const dtr_world *world, int world_rank, uint64_t *group_uid, uint64_t *seq);
+/* What it has called as collective `seq` of that group; false: it has not, or that is not known. */
+bool dtr__peer_said(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t seq,
+                    dtr__said *said);
 /* The watchdog of a local rank has moved since then, or cannot be seen. */
 bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns);
 
@@ -44,9 +47,9 @@ int dtr__ranks_dead(const dtr_world *world);                         /* how many
 /* ---- the watchdog thread (rt_watchdog.c): beats, and sees peers end ---- */
 
 /* On that thread `died` is called once per rank of this node, `lost` for ranks of others and for
- * those that live but do not move. They must not block. */
+ * those that live but do not move, `round` every time. They must not block. */
 dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *world, int world_rank),
-                               dtr__control_lost lost);
+                               dtr__control_lost lost, void (*round)(dtr_world *world));
 void dtr__watchdog_stop(dtr_world *world); /* joins; nothing happens where there is none */
 
 /* For the watchdog: a descriptor that becomes readable when the local rank's process ends, -1:

@@ -57,6 +57,12 @@ dtr_status dtr__recorder_open(dtr_world *world) {
     r->entries = entries;
     r->spans = (span_slot *)((char *)r->memory.header + r->memory.header->spans_at);
     r->one_issuer = world->thread_level < MPI_THREAD_MULTIPLE;
+    const dtr__options *o = &world->options;
+    world->hashes = dtr__opt_number(o, DTR__OPT_HASH) != 0;
+    world->timing = dtr__opt_number(o, DTR__OPT_TIMING) != 0;
+    world->each_in_full =
+        world->hashes || world->timing || dtr__opt_number(o, DTR__OPT_RECORDER_STACK) != 0;
+    dtr__rec_stack_warm(r->memory.header);
     world->recorder = r;
     return DTR_OK;
 }
@@ -254,6 +260,14 @@ void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns) {
             count_end(world, s, now_ns);
         }
         note(s, number, DTR__REC_FINISHED, DTR_OK, now_ns);
+    }
+}
+
+void dtr__rec_hash_out(dtr_world *world, uint64_t number, uint64_t hash) {
+    slot *s = slot_of(world->recorder, number);
+    if (number != 0 && enter(s, number, number)) {
+        SET(s, hash_out, hash);
+        leave(s, number);
     }
 }
 

@@ -150,6 +150,10 @@ static uint64_t span_count(uint64_t entries) {
     return entries < DTR__RECORDING_SPANS ? entries : DTR__RECORDING_SPANS;
 }
 
+static uint64_t stack_count(const dtr_world *world, uint64_t entries) {
+    return dtr__opt_number(&world->options, DTR__OPT_RECORDER_STACK) != 0 ? entries : 0;
+}
+
 static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_header *h,
                         size_t nbytes) {
     char state;
@@ -166,6 +170,9 @@ static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_heade
     h->ring_at = nbytes - entries * sizeof(dtr__record);
     h->spans = span_count(entries);
     h->spans_at = h->ring_at - h->spans * sizeof(dtr__rec_span);
+    h->stacks = stack_count(world, entries);
+    h->stacks_at =
+        h->stacks != 0 ? round_up(h->members_at + h->members * sizeof(int32_t), LINE) : 0;
     h->file_bytes = nbytes;
     h->job_id = world->job_id;
     h->world_rank = world->rank;
@@ -226,6 +233,7 @@ dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_mem
     size_t before = round_up(sizeof(dtr__rec_header), LINE) +
                     DTR__RECORDING_GROUPS * sizeof(dtr__rec_group) +
                     DTR__RECORDING_MEMBERS * sizeof(int32_t);
+    before = round_up(before, LINE) + dtr__rec_stack_bytes(stack_count(world, entries));
     m->nbytes = round_up(before + span_count(entries) * sizeof(dtr__rec_span), 4096) +
                 entries * sizeof(dtr__record);
     if (!open_file(world, m)) {

@@ -74,7 +74,9 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
     if (!inside(h->groups_at, h->groups, sizeof(dtr__rec_group), nbytes) ||
         !inside(h->members_at, h->members, sizeof(int32_t), nbytes) || h->ring_at > nbytes ||
         h->ring_at % sizeof(uint64_t) != 0 ||
-        !inside(h->spans_at, h->spans, sizeof(dtr__rec_span), nbytes)) {
+        !inside(h->spans_at, h->spans, sizeof(dtr__rec_span), nbytes) ||
+        (h->stacks != 0 && h->stacks != h->entries) ||
+        !inside(h->stacks_at, dtr__rec_stack_bytes(h->stacks), 1, nbytes)) {
         return "it is cut off";
     }
     return NULL;
@@ -275,6 +277,19 @@ static bool read_spans(dtr__recording *r, const char *image) {
     return true;
 }
 
+static bool read_stacks(dtr__recording *r, const char *image) {
+    const size_t nbytes = dtr__rec_stack_bytes(r->head.stacks);
+    if (nbytes == 0) {
+        return true;
+    }
+    r->stacks = malloc(nbytes);
+    r->n_stacks = r->head.stacks;
+    if (r->stacks != NULL) {
+        copy_words(r->stacks, image + r->head.stacks_at, nbytes);
+    }
+    return r->stacks != NULL;
+}
+
 static dtr__recording *parse(const void *image, size_t nbytes, uint64_t most, char *why,
                              size_t cap) {
     if (nbytes < sizeof(dtr__rec_header)) {
@@ -290,7 +305,7 @@ static dtr__recording *parse(const void *image, size_t nbytes, uint64_t most, ch
     const char *bad = check_header(&r->head, nbytes);
     end_texts(&r->head);
     if (bad == NULL && (!read_groups(r, image) || !read_records(r, image, nbytes, most) ||
-                        (most == UINT64_MAX && !read_spans(r, image)))) {
+                        (most == UINT64_MAX && !(read_spans(r, image) && read_stacks(r, image))))) {
         bad = "no memory";
     }
     if (bad != NULL) {
@@ -361,6 +376,7 @@ void dtr__recording_free(dtr__recording *r) {
         free(r->members);
         free(r->records);
         free(r->spans);
+        free(r->stacks);
         free(r);
     }
 }
@@ -461,6 +477,24 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
         add(text, cap, &at, " (captured)");
     }
     return text;
+}
+
+bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said *said) {
+    const dtr__rec_group *g = rec != NULL ? dtr__recording_group(r, rec->group) : NULL;
+    *said = (dtr__said){ 0 };
+    if (g == NULL || !dtr__record_collective(r, rec)) {
+        return false;
+    }
+    *said = (dtr__said){ .uid = g->uid,
+                         .seq = rec->seq,
+                         .fingerprint = rec->fingerprint,
+                         .count_in = rec->count_in,
+                         .count_out = rec->count_out,
+                         .root = rec->root_or_peer,
+                         .kind = rec->kind,
+                         .dtype_op = rec->dtype_op };
+    memcpy(said->site, rec->site, sizeof said->site);
+    return true;
 }
 
 /* Of several unfinished operations the oldest is the one that holds up the others. */

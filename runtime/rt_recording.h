@@ -4,11 +4,12 @@
 #ifndef DTR_RT_RECORDING_H
 #define DTR_RT_RECORDING_H
 
+#include "rt_control.h"
 #include "rt_world.h"
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 4,
+    DTR__RECORDING_VERSION = 5,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -20,6 +21,8 @@ enum {
     DTR__RECORDING_SETTINGS = 4096,
     DTR__RECORDING_ENTRIES_MAX = 1 << 20,
     DTR__RECORDING_SPANS = 4096,
+    DTR__RECORDING_FRAMES = 8,
+    DTR__RECORDING_MODULES = 64,
     DTR__RECORDING_RANKS_MAX = 1 << 17
 };
 
@@ -58,6 +61,8 @@ typedef struct dtr__rec_header {
     char dump_reason[256];
     _Atomic uint32_t dump_asked, dumps;
     uint64_t spans_at, spans; /* in their ring, a power of two */
+    /* As many as there are records, or 0; the modules are behind them. */
+    uint64_t stacks_at, stacks;
     /* Of the progress thread: changes whenever it moves, 0 while it sleeps or there is none; and,
      * once it has not moved for a while, what it is inside, 0: not known. */
     _Alignas(64) _Atomic uint64_t progress_beat;
@@ -93,6 +98,25 @@ typedef struct dtr__rec_span {
 } dtr__rec_span;
 _Static_assert(sizeof(dtr__rec_span) == 128, "part of the file format");
 
+/* From where an operation was called, in the slot of its record, and what the addresses lie in. */
+typedef struct dtr__rec_frames {
+    uint64_t number;                       /* of the record */
+    uint64_t frame[DTR__RECORDING_FRAMES]; /* innermost first: the module's place + 1 in the upper
+                                              16 bits, the offset in it below; 0: no more */
+    uint64_t unused[7];
+} dtr__rec_frames;
+typedef struct dtr__rec_module {
+    _Atomic uint64_t base; /* 0: free; written last */
+    char name[56];
+} dtr__rec_module;
+_Static_assert(sizeof(dtr__rec_frames) == 128 && sizeof(dtr__rec_module) == 64,
+               "part of the file format");
+static inline uint64_t dtr__rec_stack_bytes(uint64_t stacks) {
+    return stacks == 0 ? 0
+                       : stacks * sizeof(dtr__rec_frames) +
+                             DTR__RECORDING_MODULES * sizeof(dtr__rec_module);
+}
+
 /* ---- writing (rt_recorder.c, rt_recorder_file.c) ---- */
 
 /* Memory of a recorder: its file, or memory that a peer reaches through /proc, or plain memory. */
@@ -106,6 +130,10 @@ typedef struct dtr__rec_memory {
 dtr_status dtr__rec_memory_open(dtr_world *world, uint64_t entries, dtr__rec_memory *m);
 /* `keep`: the evidence of a failure stays. */
 void dtr__rec_memory_close(dtr__rec_memory *m, bool keep);
+
+/* The first look at a stack allocates memory, which is better done before there are operations
+ * (rt_stack.c). */
+void dtr__rec_stack_warm(dtr__rec_header *h);
 
 /* Note a span that has ended; no system call, no waiting. */
 void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, int64_t begin_ns,
@@ -126,6 +154,8 @@ typedef struct dtr__recording {
     size_t n_records, torn;
     dtr__rec_span *spans; /* by number, oldest first; none after a glance */
     size_t n_spans;
+    dtr__rec_frames *stacks; /* as in the file, with the modules; NULL: none, and after a glance */
+    uint64_t n_stacks;
     bool alive; /* set by who asks: the process that wrote it still runs */
     char state; /* and how, as in /proc */
     char path[512];
@@ -149,6 +179,9 @@ int dtr__recording_member(const dtr__recording *r, const dtr__rec_group *g, int 
 /* "allreduce #17 f32 x 1024 sum 'grad.3' group 'world'" */
 const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec, char *text,
                                  size_t cap);
+/* "train+0x1234 < train+0x88 < libc.so.6+0x27", innermost first; "" where none is recorded. */
+const char *dtr__recording_stack(const dtr__recording *r, const dtr__record *rec, char *text,
+                                 size_t cap);
 static inline uint64_t dtr__record_seq(const dtr__record *r) {
     return r->seq != 0 ? r->seq : r->p2p_seq;
 }
@@ -164,6 +197,8 @@ static inline bool dtr__record_collective(const dtr__recording *r, const dtr__re
 static inline bool dtr__record_captured(const dtr__record *r) {
     return (r->flags & DTR__RECORDING_CAPTURED) != 0;
 }
+/* What others compare of a collective; false, and seq 0: `rec` is NULL or something else. */
+bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said *said);
 /* Newest record that has ended / that has not; NULL: none. Captured ones are neither. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
 

@@ -23,6 +23,7 @@ struct dtr__watchdog {
     dtr__heartbeats *heartbeats; /* the thread's */
     void (*died)(dtr_world *world, int world_rank);
     dtr__control_lost lost;
+    void (*round)(dtr_world *world);
 };
 
 static void look_at_peers(dtr_world *world, struct dtr__watchdog *d) {
@@ -54,6 +55,7 @@ static void *thread_main(void *arg) {
         look_at_peers(world, d);
         dtr__heartbeats_round(world, d->heartbeats, d->lost);
         dtr__control_round(world, d->lost);
+        d->round(world);
         dtr__dump_round(world);
         dtr__abort_round(world, &broken_ns, false);
         dtr__metrics_round(world);
@@ -100,12 +102,13 @@ static struct dtr__watchdog *prepare(const dtr_world *world) {
 }
 
 dtr_status dtr__watchdog_start(dtr_world *world, void (*died)(dtr_world *, int),
-                               dtr__control_lost lost) {
+                               dtr__control_lost lost, void (*round)(dtr_world *)) {
     dtr__error_context ctx = { .world = world };
     struct dtr__watchdog *d = prepare(world);
     DTR_REQUIRE(d != NULL, &ctx, DTR_ERR_NOMEM, "no memory or descriptor for the watchdog");
     d->died = died;
     d->lost = lost;
+    d->round = round;
     world->watchdog = d;
     sigset_t all, before; /* signals belong to the program's own threads */
     sigfillset(&all);

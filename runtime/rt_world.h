@@ -65,6 +65,8 @@ struct dtr_world {
     dtr__cma *cma; /* cross-memory attach, NULL where it is off or the kernel forbids it */
     dtr__memory *memory;      /* live dtr_alloc blocks */
     dtr__recorder *recorder;  /* flight recorder */
+    bool hashes, timing;      /* DTR_HASH, DTR_TIMING */
+    bool each_in_full;        /* no short way and no shared record for repeated calls */
     bool unrecorded;          /* set by dtr-recorder-cost only: repeated calls leave no record */
     struct dtr__peers *peers; /* what is known of the other ranks without their help */
     struct dtr__control *control;   /* NULL where there is one node */
@@ -238,7 +240,7 @@ typedef struct dtr__record {
      * followed, and their place behind it here; times are estimates. 0: not one of those. */
     uint64_t follower;
     int64_t t_follower;
-    uint64_t reserved[2];
+    uint64_t hash_in, hash_out; /* of the bytes, with DTR_HASH=1; 0: none */
 } dtr__record;
 _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs");
 /* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
@@ -246,6 +248,11 @@ _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs")
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
 /* Notes a state and its time; does nothing when the slot was reused. */
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
+/* With DTR_HASH=1: the bytes that the operation has given, before its end is noted. */
+void dtr__rec_hash_out(dtr_world *world, uint64_t number, uint64_t hash);
+/* With DTR_RECORDER_STACK=1, else nothing: who called the public function that returns to
+ * `return_address`, by the thread that is inside it. */
+void dtr__rec_stack(dtr_world *world, uint64_t number, const void *return_address);
 /* Success at a time just looked at, noted by the thread that issued the operation. */
 void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
 

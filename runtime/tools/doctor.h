@@ -25,6 +25,7 @@ typedef struct doctor_problem {
 enum {
     DOCTOR_DIED,
     DOCTOR_DISAGREE,
+    DOCTOR_DIFFER,
     DOCTOR_OPPOSITE,
     DOCTOR_ABSENT,
     DOCTOR_STOPPED,

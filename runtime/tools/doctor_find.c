@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "doctor.h"
+#include "rt_hash.h"
 
 enum { SENTENCES = 64, SINGLE_RANKS = 8 };
 
@@ -310,10 +311,24 @@ static bool find_opposite(doctor_job *job, const doctor_group *ga, const doctor_
     return false;
 }
 
+/* Recorded with DTR_HASH=1: ranks whose results went apart. */
+static void find_difference(doctor_job *job, const doctor_group *g) {
+    char text[1000];
+    const dtr__recording **rec = calloc((size_t)g->size, sizeof *rec);
+    for (int i = 0; rec != NULL && i < g->size; i++) {
+        rec[i] = g->member[i].rec;
+    }
+    if (rec != NULL && dtr__hash_difference(rec, g->size, g->uid, text, sizeof text)[0] != '\0') {
+        doctor_problem_add(job, DOCTOR_DIFFER, "%s", text);
+    }
+    free((void *)rec);
+}
+
 static void find_in_groups(doctor_job *job, const doctor_group *groups, size_t n) {
     bool *in = calloc((size_t)job->size, sizeof *in);
     for (size_t i = 0; in != NULL && i < n; i++) {
         uint64_t seq = frontier(&groups[i]);
+        find_difference(job, &groups[i]);
         if (seq != 0 && !find_disagreement(job, &groups[i], seq, in)) {
             find_absent(job, &groups[i], seq, in);
         }

@@ -48,6 +48,14 @@ static void print_operation(const dtr__recording *r, const dtr__record *rec, cha
     }
 }
 
+/* Where DTR_RECORDER_STACK=1 has kept it. */
+static void print_stack(const dtr__recording *r, const dtr__record *rec, FILE *to) {
+    char stack[640];
+    if (dtr__recording_stack(r, rec, stack, sizeof stack)[0] != '\0') {
+        fprintf(to, "%66s from: %s\n", "", stack);
+    }
+}
+
 void doctor_print_table(const doctor_job *job, FILE *to) {
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
@@ -67,6 +75,7 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
                 waits_for(job, i, groups, n, whom, sizeof whom), last);
         if (strcmp(current, "-") != 0) {
             fprintf(to, "%66s now: %s\n", "", current);
+            print_stack(k->rec, dtr__recording_open(k->rec), to);
         }
     }
     doctor_groups_free(groups, n);
@@ -94,6 +103,7 @@ void doctor_print_last(const doctor_job *job, size_t n, FILE *to) {
             print_operation(r, rec, text, sizeof text);
             fprintf(to, "%5d  %10" PRIu64 "  %-9s %14.6f %12.3f  %s\n", i, rec->number,
                     state_of(rec), ago, rec->t_finished != 0 ? took : 0.0, text);
+            print_stack(r, rec, to);
         }
     }
 }
@@ -106,7 +116,7 @@ static void print_member(const char *name, const char *text, FILE *to) {
 }
 
 static void json_record(const dtr__recording *r, const dtr__record *rec, FILE *to) {
-    char title[256];
+    char title[256], stack[640];
     fprintf(to, "{\"number\":%" PRIu64 ",\"seq\":%" PRIu64 ",\"state\":\"%s\",\"status\":%d",
             rec->number, dtr__record_seq(rec), state_of(rec), (int)rec->status);
     fprintf(to, ",\"issued_ns\":%" PRId64 ",\"started_ns\":%" PRId64 ",\"finished_ns\":%" PRId64,
@@ -117,6 +127,13 @@ static void json_record(const dtr__recording *r, const dtr__record *rec, FILE *t
     print_member("operation", dtr__recording_title(r, rec, title, sizeof title), to);
     print_member("label", rec->label, to);
     print_member("site", rec->site, to);
+    if (dtr__recording_stack(r, rec, stack, sizeof stack)[0] != '\0') {
+        print_member("stack", stack, to);
+    }
+    if (rec->hash_in != 0 || rec->hash_out != 0) {
+        fprintf(to, ",\"hash_in\":\"%016" PRIx64 "\",\"hash_out\":\"%016" PRIx64 "\"", rec->hash_in,
+                rec->hash_out);
+    }
     putc('}', to);
 }
 
