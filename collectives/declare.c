@@ -34,8 +34,7 @@ static void declare_pair(const dtr_work *w, int to, dtr__declaration *d) {
     }
 }
 
-void dtr__declare(const dtr_work *w, int to, dtr__declaration *d) {
-    const dtr__call *c = &w->call;
+void dtr__declare_call(const dtr__call *c, dtr__declaration *d) {
     *d = (dtr__declaration){ .fingerprint = c->fingerprint,
                              .count_in = c->in_count,
                              .count_out = c->out_count,
@@ -43,8 +42,12 @@ void dtr__declare(const dtr_work *w, int to, dtr__declaration *d) {
                              .dtype = (int32_t)c->dtype,
                              .op = (int32_t)c->op,
                              .root = c->root };
-    declare_pair(w, to, d);
     (void)dtr__call_site_text(c, d->site, sizeof d->site);
+}
+
+void dtr__declare(const dtr_work *w, int to, dtr__declaration *d) {
+    dtr__declare_call(&w->call, d);
+    declare_pair(w, to, d);
 }
 
 /* ---- ranks disagree ---- */
@@ -96,8 +99,8 @@ static int majority(const dtr__declaration *all, int n, const field *f) {
     int best = 0, who = 0;
     for (int i = 0; i < n; i++) {
         int votes = 0;
-        for (int j = 0; j < n; j++) {
-            votes += f->value(&all[j]) == f->value(&all[i]);
+        for (int j = 0; j < n && !all[i].absent; j++) {
+            votes += !all[j].absent && f->value(&all[j]) == f->value(&all[i]);
         }
         if (votes > best) {
             best = votes;
@@ -113,7 +116,7 @@ static int list_odd(const dtr_group *g, const dtr__declaration *all, const field
     int first = -1;
     size_t at = 0;
     for (int r = 0; r < g->size; r++) {
-        if (f->value(&all[r]) != f->value(&all[most])) {
+        if (!all[r].absent && f->value(&all[r]) != f->value(&all[most])) {
             first = first < 0 ? r : first;
             at += at < cap ? (size_t)snprintf(text + at, cap - at, "%srank %d", at > 0 ? ", " : "",
                                               dtr__rank_told(g, r))
@@ -133,7 +136,7 @@ static const char *say(const field *f, const dtr__declaration *d, char *text, si
     return text;
 }
 
-dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all) {
+dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all, bool moved) {
     const dtr_group *g = w->group;
     const field *f = fields;
     char most_text[64], odd_text[64], ranks[256], title[256];
@@ -144,14 +147,17 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all) {
         most = majority(all, g->size, f);
     }
     dtr__error_context ctx = dtr__work_context(w);
-    return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
-                    "ranks of group '%s' disagree on the %s of %s: most have %s (rank %d, called "
-                    "at %s), but %s %s %s (called at %s). No data was moved. Here: %s",
-                    g->name, f->name, dtr__kind_name((dtr__kind)all[most].kind),
-                    say(f, &all[most], most_text, sizeof most_text), dtr__rank_told(g, most),
-                    all[most].site, ranks, strchr(ranks, ',') != NULL ? "have" : "has",
-                    odd < 0 ? "?" : say(f, &all[odd], odd_text, sizeof odd_text),
-                    odd < 0 ? "?" : all[odd].site, dtr__work_title(w, title, sizeof title));
+    return DTR_FAIL(
+        &ctx, DTR_ERR_MISMATCH,
+        "ranks of group '%s' disagree on the %s of %s: most have %s (rank %d, called "
+        "at %s), but %s %s %s (called at %s). %s. Here: %s",
+        g->name, f->name, dtr__kind_name((dtr__kind)all[most].kind),
+        say(f, &all[most], most_text, sizeof most_text), dtr__rank_told(g, most), all[most].site,
+        ranks, strchr(ranks, ',') != NULL ? "have" : "has",
+        odd < 0 ? "?" : say(f, &all[odd], odd_text, sizeof odd_text), odd < 0 ? "?" : all[odd].site,
+        moved ? "The group is broken: outputs of its unfinished operations are undefined"
+              : "No data was moved",
+        dtr__work_title(w, title, sizeof title));
 }
 
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,

@@ -11,7 +11,8 @@ typedef struct dtr__declaration {
     uint64_t gives, takes; /* elements to and from the rank it is made for, where only the two know;
                               else 0 */
     int32_t kind, dtype, op, root;
-    char site[120]; /* of the call */
+    int32_t absent, unused; /* 1: what this rank says is not known */
+    char site[120];         /* of the call */
 } dtr__declaration;
 
 /* Is the world at DTR_DEBUG=detail, where all compare before data moves? */
@@ -20,10 +21,18 @@ bool dtr__at_detail(const dtr_world *w);
 /* What this rank says of `w` to group rank `to`. */
 void dtr__declare(const dtr_work *w, int to, dtr__declaration *d);
 
+/* The same of a call, without what only pairs of ranks know. */
+void dtr__declare_call(const dtr__call *c, dtr__declaration *d);
+
 /* DTR_ERR_MISMATCH as this thread's last error: which field, what most ranks have and which do not,
  * and where both called from. `all` has one declaration per rank and not all fingerprints are
- * equal; in a tie the lowest rank counts as the majority. */
-dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all);
+ * equal; in a tie the lowest rank counts as the majority. `moved`: data may have been. */
+dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all, bool moved);
+
+/* What all ranks say of `w` according to recordings and reports, which asks nobody (compare.c).
+ * Whether they disagree; `all` has room for all, *missing of them have not been seen to enter it.
+ * Of `w` only call, without its arrays, group, world and number are looked at. */
+bool dtr__compare(const dtr_work *w, dtr__declaration *all, int *missing);
 
 /* The same for one pair: `peer` gives `given` elements where this rank takes `taken`. */
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,

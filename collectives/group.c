@@ -8,6 +8,7 @@
 #include "nccl/nccl_calls.h"
 #include "post.h"
 #include "stage/stage.h"
+#include "watch.h"
 
 /* ---- making and freeing the local part ---- */
 
@@ -226,6 +227,7 @@ static void bury(dtr__groups *gs, dtr_group *group) {
 void dtr__group_unlist(dtr_group *group) {
     dtr__groups *gs = group->world->groups;
     pthread_mutex_lock(&gs->lock);
+    dtr__watch_broken(group);
     *(group->prev != NULL ? &group->prev->next : &gs->first) = group->next;
     *(group->next != NULL ? &group->next->prev : &gs->last) = group->prev;
     bury(gs, group);

@@ -11,6 +11,7 @@
 #include "groups.h"
 #include "nccl/nccl_calls.h"
 #include "rt_peers.h"
+#include "watch.h"
 
 /* ---- the world's own group ---- */
 
@@ -166,9 +167,10 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr__rec_names(world, kind_name, DTR__K_COUNT, op_name, DTR_PREMUL_SUM + 1);
     dtr__group_list(own);
     dtr__rec_phase(world, DTR__PHASE_RUNNING);
-    s = dtr__agree_status(world, world->comm,
-                          dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_reported),
-                          "world creation");
+    s = dtr__agree_status(
+        world, world->comm,
+        dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_reported, dtr__watch_round),
+        "world creation");
     if (s >= 0 && world->bound && world->device.type == DTR_CUDA) {
         s = connect_own_device(world, own);
     }

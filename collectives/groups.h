@@ -28,6 +28,7 @@ struct dtr__groups {
     dtr__monitors *monitors; /* its own lock */
     struct dtr__gpus *gpus;  /* of all ranks; constant */
     _Atomic int helpers;     /* of destroyed groups, left behind inside NCCL */
+    int64_t status_ns;       /* of the next status line; the watchdog's */
     /* Of the thread that ends the world (ending.c). */
     char ending_at[128]; /* call site; "": the world goes on */
     int64_t ending_look_ns;

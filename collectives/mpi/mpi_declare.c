@@ -47,7 +47,7 @@ dtr_status dtr__mpi_declared(dtr__mpi_sched *s, const dtr_work *w) {
     theirs[g->rank] = mine[g->rank];
     for (int i = 0; i < g->size; i++) {
         if (theirs[i].fingerprint != w->call.fingerprint) {
-            return dtr__disagreement(w, theirs);
+            return dtr__disagreement(w, theirs, false);
         }
     }
     for (int i = 0; i < g->size; i++) {

@@ -137,7 +137,7 @@ static dtr_status group_mismatch(const dtr_group *g, const dtr__shm_state *s, co
     for (int r = 0; r < g->size; r++) {
         read_post(g, s, r, limit, &all[r]);
     }
-    dtr_status status = dtr__disagreement(w, all);
+    dtr_status status = dtr__disagreement(w, all, false);
     free(all);
     return status;
 }
