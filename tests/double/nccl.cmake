@@ -11,6 +11,7 @@ dtr_add_double(fake_nccl SONAME libnccl.so.2 MAP "${CMAKE_CURRENT_SOURCE_DIR}/nc
   nccl/nccl_shared.c
   SEEN nccl/nccl_reduce.c)
 target_include_directories(fake_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
+add_dependencies(stand_ins fake_nccl)
 dtr_add_double_mpi_test(double_nccl NPROCS 1 2 4 SOURCES nccl_raw.c LIBS fake_nccl fake_cudart)
 target_include_directories(test_double_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
 
