@@ -3,11 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device_data.h"
-#include "fake_cuda.h"
 #include "harness.h"
-
-enum { N = 3000 };
+#include "nccl_data.h"
 
 static dtr_group *group_of(const char *backend, double timeout_s) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -20,22 +17,6 @@ static dtr_group *group_of(const char *backend, double timeout_s) {
     TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
     TH_AGREE();
     return g;
-}
-
-static void fault(const char *name, const char *value) {
-    if (value != NULL) {
-        setenv(name, value, 1);
-    } else {
-        unsetenv(name);
-    }
-    dtr_fake_cuda_reload();
-}
-
-static void allreduce_good(dtr_group *g) {
-    dtr_buffer b = filled(N, 1);
-    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
-    check(b, 1, (float)th_size(), "sum");
-    drop(b);
 }
 
 /* D1, D4, D9, D10, J1: one communicator for three operations, on a stream of its own; GP11: none
@@ -283,7 +264,7 @@ START_TEST(H1_native_error) {
     dtr_group *g = group_of(NULL, 0);
     allreduce_good(g);
     TH_AGREE();
-    fault("DTR_FAKE_CUDA_ERR", th_rank() == last ? "cudaEventRecord:1:700" : NULL);
+    fault_on_culprit("DTR_FAKE_CUDA_ERR", "cudaEventRecord:1:700");
     dtr_buffer b = filled(N, 1);
     dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
     fault("DTR_FAKE_CUDA_ERR", NULL);

@@ -4,43 +4,23 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "device_data.h"
-#include "fake_cuda.h"
 #include "harness.h"
-
-enum { N = 500 };
-
-static int last(void) {
-    return th_size() - 1;
-}
+#include "nccl_data.h"
 
 static dtr_group *new_group(void) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_group *g = NULL;
-    dtr_buffer b = filled(N, 1);
     TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
-    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
-    check(b, 1, (float)th_size(), "sum");
-    drop(b);
+    allreduce_good(g);
     TH_AGREE();
     return g;
-}
-
-/* On the last rank only. */
-static void fault(const char *name, const char *value) {
-    if (value == NULL) {
-        unsetenv(name);
-    } else if (th_rank() == last()) {
-        setenv(name, value, 1);
-    }
-    dtr_fake_cuda_reload();
 }
 
 /* Its status on the culprit and on the others; the group stays broken, the world goes on. */
 static void check_after(dtr_group *g, dtr_status own, dtr_status others, const char *text) {
     dtr_buffer b = filled(N, 1);
     dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
-    dtr_status want = th_rank() == last() ? own : others;
+    dtr_status want = th_rank() == culprit() ? own : others;
     TH_CHECK(s == want, "%s instead of %s: %s", dtr_status_name(s), dtr_status_name(want),
              dtr_last_error_message());
     TH_MESSAGE(text);
@@ -80,8 +60,8 @@ START_TEST(FI34_a_call_that_never_returns) {
     o.stream = held;
     TH_IS(dtr_allreduce(g, a, a, DTR_SUM, &o, &other.work), DTR_OK);
     TH_CHECK(pthread_create(&thread, NULL, wait_main, &other) == 0, "thread");
-    fault("DTR_FAKE_NCCL_BLOCK_IN_CALL", "1");
-    o.timeout_s = th_rank() == last() ? 4 : 100; /* it is inside NCCL by then */
+    fault_on_culprit("DTR_FAKE_NCCL_BLOCK_IN_CALL", "1");
+    o.timeout_s = th_rank() == culprit() ? 4 : 100; /* it is inside NCCL by then */
     dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, &o, &w);
     s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
     TH_CHECK(s == DTR_ERR_TIMEOUT, "%s", dtr_status_name(s));
@@ -103,24 +83,33 @@ START_TEST(FI34_a_call_that_never_returns) {
 }
 END_TEST
 
+/* An allreduce in which this setting has its effect: the statuses and the text of the error, which
+ * is returned. */
+static dtr_error broken_by(dtr_group *g, const char *setting, const char *value, dtr_status own,
+                           dtr_status others, const char *text) {
+    dtr_buffer b = filled(N, 1);
+    dtr_error e = DTR_ERROR_INIT;
+    dtr_work *w = NULL;
+    fault_on_culprit(setting, value);
+    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
+    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
+    TH_CHECK(s == (th_rank() == culprit() ? own : others), "%s", dtr_status_name(s));
+    TH_MESSAGE(text);
+    TH_IS(dtr_last_error(&e), DTR_OK);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    fault(setting, NULL);
+    drop(b);
+    return e;
+}
+
 /* H8, reliability:FI33: NCCL says that a peer is gone: REMOTE with NCCL's own code and words. */
 START_TEST(FI33_remote_error) {
     dtr_group *g = new_group();
-    dtr_buffer b = filled(N, 1);
-    dtr_error e = DTR_ERROR_INIT;
-    fault("DTR_FAKE_NCCL_ERR", "ncclAllReduce:1:6");
-    dtr_work *w = NULL;
-    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
-    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
-    TH_CHECK(s == DTR_ERR_REMOTE, "%s", dtr_status_name(s));
-    TH_MESSAGE("remote process exited");
-    TH_IS(dtr_last_error(&e), DTR_OK);
-    TH_CHECK(th_rank() != last() || (e.native == DTR_NATIVE_NCCL && e.native_code == 6),
+    dtr_error e = broken_by(g, "DTR_FAKE_NCCL_ERR", "ncclAllReduce:1:6", DTR_ERR_REMOTE,
+                            DTR_ERR_REMOTE, "remote process exited");
+    TH_CHECK(th_rank() != culprit() || (e.native == DTR_NATIVE_NCCL && e.native_code == 6),
              "native %d code %d", (int)e.native, e.native_code);
-    TH_IS(dtr_work_release(w), DTR_OK);
-    th_barrier();
-    fault("DTR_FAKE_NCCL_ERR", NULL);
-    drop(b);
     check_after(g, DTR_ERR_REMOTE, DTR_ERR_REMOTE, "remote process exited");
 }
 END_TEST
@@ -128,22 +117,12 @@ END_TEST
 /* reliability:FI36: the context of one rank is lost: class PROCESS there, REMOTE elsewhere. */
 START_TEST(FI36_lost_context) {
     dtr_group *g = new_group();
-    dtr_buffer b = filled(N, 1);
-    dtr_error e = DTR_ERROR_INIT;
-    fault("DTR_FAKE_CUDA_ERR", "cudaEventRecord:1:700");
-    dtr_work *w = NULL;
-    dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, &w);
-    s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
-    TH_CHECK(s == (th_rank() == last() ? DTR_ERR_CUDA : DTR_ERR_REMOTE), "%s", dtr_status_name(s));
-    TH_IS(dtr_last_error(&e), DTR_OK);
-    TH_CHECK(e.blast == (th_rank() == last() ? DTR_CLASS_PROCESS : DTR_CLASS_GROUP), "class %d",
+    dtr_error e = broken_by(g, "DTR_FAKE_CUDA_ERR", "cudaEventRecord:1:700", DTR_ERR_CUDA,
+                            DTR_ERR_REMOTE, "CUDA error 700");
+    TH_CHECK(e.blast == (th_rank() == culprit() ? DTR_CLASS_PROCESS : DTR_CLASS_GROUP), "class %d",
              (int)e.blast);
-    TH_CHECK(th_rank() != last() || (e.native == DTR_NATIVE_CUDA && e.native_code == 700),
+    TH_CHECK(th_rank() != culprit() || (e.native == DTR_NATIVE_CUDA && e.native_code == 700),
              "native %d code %d", (int)e.native, e.native_code);
-    TH_IS(dtr_work_release(w), DTR_OK);
-    th_barrier();
-    fault("DTR_FAKE_CUDA_ERR", NULL);
-    drop(b);
     check_after(g, DTR_ERR_CUDA, DTR_ERR_REMOTE, "CUDA error 700");
 }
 END_TEST
@@ -152,7 +131,7 @@ END_TEST
 START_TEST(FI37_hanging_abort) {
     dtr_group *g = new_group();
     dtr_buffer b = filled(N, 1);
-    fault("DTR_FAKE_NCCL_ERR", "ncclCommAbort:1:-1");
+    fault_on_culprit("DTR_FAKE_NCCL_ERR", "ncclCommAbort:1:-1");
     th_barrier();
     th_log_clear();
     TH_IS(dtr_group_abort(g, "enough"), DTR_OK); /* nothing is under way: memory can be freed */
@@ -161,7 +140,7 @@ START_TEST(FI37_hanging_abort) {
     TH_MESSAGE("enough");
     th_barrier();
     TH_IS(dtr_group_destroy(g), DTR_OK);
-    TH_CHECK(th_rank() != last() || th_log_count("left behind") == 1, "nothing was said of it");
+    TH_CHECK(th_rank() != culprit() || th_log_count("left behind") == 1, "nothing was said of it");
     fault("DTR_FAKE_NCCL_ERR", NULL);
     TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, NULL, NULL), DTR_OK);
     drop(b);

@@ -3,20 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device_data.h"
-#include "fake_cuda.h"
 #include "harness.h"
+#include "nccl_data.h"
 
-enum { N = 1500, MANY = 50 };
-
-static void fault(const char *name, const char *value) {
-    if (value != NULL) {
-        setenv(name, value, 1);
-    } else {
-        unsetenv(name);
-    }
-    dtr_fake_cuda_reload();
-}
+enum { MANY = 50 };
 
 static dtr_group_options bound(const char *name) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -37,13 +27,6 @@ static dtr_group_stats stats_of(const dtr_group *g) {
     dtr_group_stats s = DTR_GROUP_STATS_INIT;
     TH_IS(dtr_group_get_stats(g, &s), DTR_OK);
     return s;
-}
-
-static void allreduce_good(dtr_group *g) {
-    dtr_buffer b = filled(N, 1);
-    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
-    check(b, 1, (float)dtr_group_size(g), "sum");
-    drop(b);
 }
 
 static int inits(void) {
@@ -235,6 +218,14 @@ START_TEST(V6_one_native_group) {
 }
 END_TEST
 
+/* Calls of all sorts, some of which NCCL lacks. */
+static dtr_status call_number(dtr_group *g, int i, dtr_buffer b) {
+    dtr_buffer whole = { b.data, b.count, DTR_I32, gpu };
+    return i % 10 == 9  ? dtr_allreduce(g, whole, whole, DTR_BXOR, NULL, NULL)
+           : i % 3 == 2 ? dtr_broadcast(g, b, i % th_size(), NULL, NULL)
+                        : dtr_allreduce(g, b, b, i % 2 ? DTR_SUM : DTR_AVG, NULL, NULL);
+}
+
 /* nccl:V10, nccl:V11, nccl:V13, collectives:COA4, COA7, COA9: fifty buffers of all sorts, what NCCL
  * lacks among them, messages and a barrier: as the calls alone. */
 START_TEST(V11_mixed) {
@@ -248,22 +239,12 @@ START_TEST(V11_mixed) {
     dtr_buffer in = device_f32(N), out = filled(N, (float)th_rank());
     dtr_buffer blocks = filled(4 * (size_t)size, 1);
     for (int i = 0; i < MANY; i++) {
-        dtr_buffer whole = { one[i].data, one[i].count, DTR_I32, gpu };
-        dtr_status s =
-            i % 10 == 9  ? dtr_allreduce(g, whole, whole, DTR_BXOR, NULL, NULL)
-            : i % 3 == 2 ? dtr_broadcast(g, one[i], i % size, NULL, NULL)
-                         : dtr_allreduce(g, one[i], one[i], i % 2 ? DTR_SUM : DTR_AVG, NULL, NULL);
-        TH_IS(s, DTR_OK);
+        TH_IS(call_number(g, i, one[i]), DTR_OK);
     }
     TH_AGREE();
     TH_IS(dtr_coalesce_begin(g), DTR_OK);
     for (int i = 0; i < MANY; i++) {
-        dtr_buffer whole = { all[i].data, all[i].count, DTR_I32, gpu };
-        dtr_status s =
-            i % 10 == 9  ? dtr_allreduce(g, whole, whole, DTR_BXOR, NULL, NULL)
-            : i % 3 == 2 ? dtr_broadcast(g, all[i], i % size, NULL, NULL)
-                         : dtr_allreduce(g, all[i], all[i], i % 2 ? DTR_SUM : DTR_AVG, NULL, NULL);
-        TH_IS(s, DTR_OK);
+        TH_IS(call_number(g, i, all[i]), DTR_OK);
         if (i == 20 && size > 1) {
             TH_IS(dtr_send(g, out, next, 0, NULL, NULL), DTR_OK);
             TH_IS(dtr_recv(g, in, before, 0, NULL, NULL), DTR_OK);
@@ -340,7 +321,7 @@ START_TEST(V8_failed_launch) {
     allreduce_good(g);
     dtr_buffer a = filled(N, 1), b = filled(N, 1);
     TH_AGREE();
-    fault("DTR_FAKE_NCCL_ERR", th_rank() == last ? "ncclGroupEnd:1:3" : NULL);
+    fault_on_culprit("DTR_FAKE_NCCL_ERR", "ncclGroupEnd:1:3");
     TH_IS(dtr_coalesce_begin(g), DTR_OK);
     TH_IS(dtr_allreduce(g, a, a, DTR_SUM, NULL, NULL), DTR_OK);
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);

@@ -1,0 +1,36 @@
+/* What tests of the nccl backend on the stand-ins share. */
+#ifndef DTR_NCCL_DATA_H
+#define DTR_NCCL_DATA_H
+
+#include "device_data.h"
+#include "fake_cuda.h"
+
+enum { N = 3000 }; /* elements of a buffer */
+
+/* The rank that faults hit. */
+static inline int culprit(void) {
+    return th_size() - 1;
+}
+
+/* A setting of the stand-ins on this rank; NULL: none. */
+static inline void fault(const char *name, const char *value) {
+    if (value != NULL) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+    dtr_fake_cuda_reload();
+}
+
+static inline void fault_on_culprit(const char *name, const char *value) {
+    fault(name, th_rank() == culprit() ? value : NULL);
+}
+
+static inline void allreduce_good(dtr_group *g) {
+    dtr_buffer b = filled(N, 1);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
+    check(b, 1, (float)dtr_group_size(g), "sum");
+    drop(b);
+}
+
+#endif /* DTR_NCCL_DATA_H */
