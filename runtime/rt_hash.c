@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- hashing ---- */
@@ -102,13 +103,21 @@ static uint64_t hash_of(const dtr__recording *r, uint64_t uid, uint64_t seq) {
     return rec != NULL && rec->seq == seq ? rec->hash_out : 0;
 }
 
-static int votes_for(const dtr__recording *const *rec, int n, uint64_t uid, uint64_t seq,
-                     uint64_t hash) {
-    int votes = 0;
+/* The one that most have; of several the first. */
+static uint64_t majority(const uint64_t *hash, int n) {
+    uint64_t most = 0;
+    int best = 0;
     for (int i = 0; i < n; i++) {
-        votes += hash_of(rec[i], uid, seq) == hash;
+        int votes = 0;
+        for (int k = 0; k < n && hash[i] != 0; k++) {
+            votes += hash[k] == hash[i];
+        }
+        if (votes > best) {
+            best = votes;
+            most = hash[i];
+        }
     }
-    return votes;
+    return most;
 }
 
 const char *dtr__hash_difference(const dtr__recording *const *rec, int n, uint64_t group_uid,
@@ -131,26 +140,24 @@ const char *dtr__hash_difference(const dtr__recording *const *rec, int n, uint64
     if (first == NULL) {
         return text;
     }
-    uint64_t most = first->hash_out;
-    int best = votes_for(rec, n, group_uid, first->seq, most);
-    for (int i = 0; i < n; i++) {
-        uint64_t hash = hash_of(rec[i], group_uid, first->seq);
-        int votes = hash != 0 ? votes_for(rec, n, group_uid, first->seq, hash) : 0;
-        if (votes > best) {
-            best = votes;
-            most = hash;
-        }
+    uint64_t *hash = calloc((size_t)n, sizeof *hash);
+    if (hash == NULL) {
+        return text;
     }
+    for (int i = 0; i < n; i++) {
+        hash[i] = hash_of(rec[i], group_uid, first->seq);
+    }
+    const uint64_t most = majority(hash, n);
     int at = snprintf(text, cap,
                       "the outputs of %s, called at %s, differ between ranks: most have "
                       "hash %016" PRIx64 ", but",
                       dtr__recording_title(of, first, title, sizeof title), first->site, most);
     for (int i = 0, said = 0; i < n && at > 0 && (size_t)at < cap; i++) {
-        uint64_t hash = hash_of(rec[i], group_uid, first->seq);
-        if (hash != 0 && hash != most) {
+        if (hash[i] != 0 && hash[i] != most) {
             at += snprintf(text + at, cap - (size_t)at, "%s rank %d has %016" PRIx64,
-                           said++ > 0 ? "," : "", rec[i]->head.world_rank, hash);
+                           said++ > 0 ? "," : "", rec[i]->head.world_rank, hash[i]);
         }
     }
+    free(hash);
     return text;
 }
