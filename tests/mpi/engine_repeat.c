@@ -576,6 +576,30 @@ START_TEST(other_kind_after_a_row) {
 }
 END_TEST
 
+/* DBG6: after rows of two kinds the last rank gives to rank 0, which sends to all. Neither would
+ * have to look at the other, so nobody leaves the first call of a row before all have come. */
+START_TEST(other_row) {
+    int32_t x = 1, y = -1;
+    dtr_status s = DTR_OK;
+    for (int i = 0; i <= ROW; i++) {
+        const bool gives = i == ROW ? th_rank() == th_size() - 1 : i / 4 % 2 == 0;
+        dtr_buffer out = i32s(&y, th_rank() == 0);
+        TH_CHECK(s == DTR_OK, "call %d: %s", i, dtr_last_error_message());
+        if (i == ROW) { /* the rows have ended */
+            TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
+        }
+        s = gives ? dtr_reduce(th_group(), i32s(&x, 1), out, DTR_MAX, 0, NULL, NULL)
+                  : send_here(th_group(), &x);
+    }
+    TH_IS(s, DTR_ERR_MISMATCH);
+    TH_MESSAGE("broadcast");
+    TH_MESSAGE("reduce");
+    TH_MESSAGE("engine_repeat.c:");
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+END_TEST
+
 /* Calls take no memory. */
 START_TEST(many_calls) {
     int32_t x = 1, y = 0;
@@ -613,6 +637,7 @@ static void make(Suite *s) {
     th_add(tc, other_kind, 2, 0);
     th_add(tc, other_block, 2, 0);
     th_add(tc, other_kind_after_a_row, 2, 0);
+    th_add(tc, other_row, 2, 0);
     th_add(tc, absent_rank, 2, 0);
     th_add(tc, aborted_inside, 2, 0);
 }
