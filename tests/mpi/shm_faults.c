@@ -166,6 +166,39 @@ START_TEST(no_attach) {
 }
 END_TEST
 
+/* A long message whose receiver is denied reading the sender when it begins, or half-way through:
+ * it comes in pieces, all of it. */
+START_TEST(no_attach_later) {
+    enum { N = (4 << 20) + 100000 }; /* more than is read in one turn */
+    unsigned char *x = malloc(N);
+    dtr_world *w = NULL;
+    setenv("DTR_TUNE", "cma_p2p=1", 1);
+    TH_OK(create((shm_faults){ 0 }, true, "cpu:shm", &w));
+    unsetenv("DTR_TUNE");
+    for (int works = 0; works < 2; works++) {
+        for (int i = 0; i < N; i++) {
+            x[i] = (unsigned char)(th_rank() == 1 ? i * 7 + (i >> 8) + works : 0);
+        }
+        if (th_rank() == 1) {
+            TH_IS(dtr_send(dtr_world_group(w), dtr_cpu(x, N, DTR_U8), 0, 4, NULL, NULL), DTR_OK);
+        } else if (th_rank() == 0) {
+            shm_faults_now = (shm_faults){ .process_vm_readv = EPERM, .readv_works = works };
+            TH_IS(dtr_recv(dtr_world_group(w), dtr_cpu(x, N, DTR_U8), 1, 4, NULL, NULL), DTR_OK);
+            TH_CHECK(shm_faults_now.readv_works < 0 || !dtr__cma_usable(w), "nothing was denied");
+            shm_faults_now = (shm_faults){ 0 };
+            int bad = 0;
+            for (int i = 0; i < N; i++) {
+                bad += x[i] != (unsigned char)(i * 7 + (i >> 8) + works);
+            }
+            TH_CHECK(bad == 0, "%d bytes are wrong after %d reads", bad, works);
+        }
+    }
+    free(x);
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
 /* Large shared blocks with huge pages, with a kernel that has none or has none left, and without
  * asking. New blocks are zero, also where an old one was, and everybody sees them. */
 START_TEST(huge_pages) {
@@ -239,6 +272,7 @@ static void make(Suite *s) {
     th_add(tc, by_name, 2, 0);
     th_add(tc, full_later, 2, 0);
     th_add(tc, no_attach, 2, 0);
+    th_add(tc, no_attach_later, 2, 0);
     th_add(tc, huge_pages, 2, 0);
     th_add(tc, left_behind, 2, 0);
 }

@@ -9,6 +9,7 @@
 /* errno of each call, 0: it works. */
 typedef struct shm_faults {
     int memfd_create, shm_open, ftruncate, pwrite, mmap, fallocate, process_vm_readv, madvise;
+    int readv_works;         /* so many calls of process_vm_readv before it fails */
     bool die_after_shm_open; /* SIGKILL while the name is there */
 } shm_faults;
 extern shm_faults shm_faults_now;
