@@ -124,32 +124,11 @@ END_TEST
 
 /* ---- steps with collectives of their own (section 13: a group per depth) ---- */
 
-static dtr_status third(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    (void)state;
-    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
-    return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_MIN, NULL, work);
-}
-
-static dtr_status second(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    (void)state;
-    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
-    dtr_status s = dtr_ddp_bucket_then(b, third, NULL);
-    return s < 0 ? s : dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, NULL, work);
-}
-
-static dtr_status first(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    (void)state;
-    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
-    dtr_status s = dtr_ddp_bucket_then(b, second, NULL);
-    TH_CHECK(dtr_ddp_bucket_then(b, second, NULL) == DTR_ERR_STATE, "two next steps");
-    return s < 0 ? s : dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, NULL, work);
-}
-
 START_TEST(chained_steps) {
     synth s = synth_equal(9, 200);
     dtr_ddp_options o = small_buckets(false);
     dtr_ddp *ddp = ddp_new(&s, &o);
-    TH_IS(dtr_ddp_register_hook(ddp, first, NULL, "three"), DTR_OK);
+    TH_IS(dtr_ddp_register_hook(ddp, hook_of_three_steps, NULL, "three"), DTR_OK);
     th_rng g = { (uint64_t)th_rank() + 1 };
     for (int step = 0; step < 30; step++) { /* scrambled times on every rank */
         for (size_t i = 9; i-- > 0;) {

@@ -238,3 +238,26 @@ void net_backward(const net *n, const float *x, const float *y, int batch, float
     free(act);
     free(delta);
 }
+
+/* ---- hooks ---- */
+
+static dtr_status third(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_MIN, NULL, work);
+}
+
+static dtr_status second(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    dtr_status s = dtr_ddp_bucket_then(b, third, NULL);
+    return s < 0 ? s : dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, NULL, work);
+}
+
+dtr_status hook_of_three_steps(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    dtr_status s = dtr_ddp_bucket_then(b, second, NULL);
+    TH_CHECK(dtr_ddp_bucket_then(b, second, NULL) == DTR_ERR_STATE, "two next steps");
+    return s < 0 ? s : dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, NULL, work);
+}

@@ -37,6 +37,9 @@ dtr_ddp_stats stats_of(const dtr_ddp *ddp);
 /* "0,2|1" */
 void plan_text(const dtr_plan *plan, char *text, size_t cap);
 
+/* A communication hook: average, sum, minimum, a collective each. */
+dtr_status hook_of_three_steps(void *state, dtr_ddp_bucket *b, dtr_work **work);
+
 /* ---- Net: linear 2->10->50->4 without bias, ReLU, ReLU, softmax, MSE ---- */
 enum { NET_PARAMS = 3, NET_IN = 2, NET_OUT = 4 };
 typedef struct net {
