@@ -4,28 +4,9 @@
 #include <string.h>
 
 #include "harness.h"
+#include "kinds.h"
 
 /* ---- one call with everything it may be given ---- */
-
-typedef enum kind {
-    BROADCAST,
-    REDUCE,
-    ALLREDUCE,
-    ALLGATHER,
-    ALLGATHERV,
-    GATHER,
-    GATHERV,
-    SCATTER,
-    SCATTERV,
-    REDUCE_SCATTER,
-    REDUCE_SCATTERV,
-    ALLTOALL,
-    ALLTOALLV,
-    BARRIER,
-    SEND,
-    RECV,
-    KINDS
-} kind;
 
 enum { C = 2, ROOM = 256 }; /* elements per block; of the buffers, in f64 */
 
@@ -49,9 +30,6 @@ static bool two_sided(kind k) {
 static bool rooted(kind k) {
     return k == BROADCAST || k == REDUCE || k == GATHER || k == GATHERV || k == SCATTER ||
            k == SCATTERV;
-}
-static bool reduces(kind k) {
-    return k == REDUCE || k == ALLREDUCE || k == REDUCE_SCATTER || k == REDUCE_SCATTERV;
 }
 static bool p2p(kind k) {
     return k == SEND || k == RECV;

@@ -10,32 +10,17 @@
 
 #include "data.h"
 #include "harness.h"
+#include "kinds.h"
 #include "rt_device.h"
 
 static const dtr__device_ops *device; /* NULL: buffers of the host */
 static void *stream;
 
-typedef enum kind {
-    BROADCAST,
-    REDUCE,
-    ALLREDUCE,
-    ALLGATHER,
-    ALLGATHERV,
-    GATHER,
-    GATHERV,
-    SCATTER,
-    SCATTERV,
-    REDUCE_SCATTER,
-    REDUCE_SCATTERV,
-    ALLTOALL,
-    ALLTOALLV,
-    KINDS
-} kind;
-static const char *const kind_names[KINDS] = { "broadcast",      "reduce",          "allreduce",
-                                               "allgather",      "allgatherv",      "gather",
-                                               "gatherv",        "scatter",         "scatterv",
-                                               "reduce_scatter", "reduce_scatterv", "alltoall",
-                                               "alltoallv" };
+static const char *const kind_names[COLLECTIVES_WITH_DATA] = {
+    "broadcast",       "reduce",   "allreduce", "allgather", "allgatherv",
+    "gather",          "gatherv",  "scatter",   "scatterv",  "reduce_scatter",
+    "reduce_scatterv", "alltoall", "alltoallv"
+};
 
 /* One call to make and check. count is the block size of equal forms; v-forms derive theirs from
  * it. */
@@ -48,10 +33,6 @@ typedef struct variant {
     bool async, in_place;
     dtr_mem mem;
 } variant;
-
-static bool reduces(kind k) {
-    return k == REDUCE || k == ALLREDUCE || k == REDUCE_SCATTER || k == REDUCE_SCATTERV;
-}
 
 static bool takes_in_place(kind k) {
     return k == REDUCE || k == ALLREDUCE || k == ALLTOALL || k == ALLGATHER || k == ALLGATHERV ||
@@ -350,7 +331,7 @@ START_TEST(every_dtype_and_op) {
             variant v = {
                 .d = th_all_dtypes[d], .op = th_all_ops[o], .count = 67, .root = th_size() - 1
             };
-            for (v.k = 0; v.k < KINDS; v.k++) {
+            for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
                 if (!reduces(v.k)) {
                     continue;
                 }
@@ -377,7 +358,7 @@ END_TEST
 START_TEST(every_dtype_moves) {
     for (size_t d = 0; d < 14; d++) {
         variant v = { .d = th_all_dtypes[d], .count = 13, .root = th_size() / 2 };
-        for (v.k = 0; v.k < KINDS; v.k++) {
+        for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
             if (!reduces(v.k)) {
                 run_forms(v);
             }
@@ -405,7 +386,7 @@ static void sizes_up_to(size_t most) {
                                      513, 1023, 1024, 1025, 4099, 16384, 65537, 300001, 1300003 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0] && counts[i] <= most; i++) {
         variant v = { .d = DTR_F32, .op = DTR_SUM, .count = counts[i], .root = 0 };
-        for (v.k = 0; v.k < KINDS; v.k++) {
+        for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
             size_t cost = v.k <= ALLREDUCE ? 1 : (size_t)th_size();
             if (counts[i] * cost <= most) {
                 v.async = !v.async;
@@ -435,7 +416,7 @@ START_TEST(odd_alignment) { /* T122 */
             variant v = {
                 .d = some[d], .op = DTR_SUM, .count = 1001, .shift = shift * dtr_dtype_size(some[d])
             };
-            for (v.k = 0; v.k < KINDS; v.k++) {
+            for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
                 v.mem = shift == 2 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
                 run(&v);
             }
@@ -449,7 +430,7 @@ START_TEST(nothing_at_all) { /* T05, COL39 */
     uint64_t seq = dtr_group_seq(th_group());
     for (size_t d = 0; d < 14; d++) {
         variant v = { .d = th_all_dtypes[d], .op = DTR_MAX };
-        for (v.k = 0; v.k < KINDS; v.k++) {
+        for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
             v.op = dtr_op_supports(DTR_MAX, v.d) ? DTR_MAX : DTR_SUM;
             for (int async = 0; async < 2; async++) {
                 dtr_work *work = NULL;
@@ -476,9 +457,10 @@ START_TEST(mixed_sizes_outstanding) {
     dtr_work *work[N];
     th_rng g = { 42 };
     for (int i = 0; i < N; i++) {
-        v[i] = (variant){
-            .k = (kind)(th_next(&g) % KINDS), .d = DTR_I32, .op = DTR_SUM, .root = i % th_size()
-        };
+        v[i] = (variant){ .k = (kind)(th_next(&g) % COLLECTIVES_WITH_DATA),
+                          .d = DTR_I32,
+                          .op = DTR_SUM,
+                          .root = i % th_size() };
         v[i].count = (size_t)1 << th_next(&g) % 17;
         v[i].mem = i % 3 == 0 ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
         place(&v[i], &in[i], &out[i], &(void *){ NULL }, &(void *){ NULL });
