@@ -125,11 +125,17 @@ static void write_node(FILE *to, const dtr_world *world) {
         fprintf(to, "%s\n{\"world_rank\":%d", comma, rank);
         comma = ",";
         if (r != NULL) {
+            const char *inside = "";
             int64_t now = dtr__now_ns(), beat = atomic_load(&r->head.beat_ns);
             fprintf(to, ",\"pid\":%u,\"alive\":%s,\"state\":\"%c\",\"watchdog_quiet_s\":%.3f",
                     r->head.pid, r->alive ? "true" : "false", r->state,
                     beat != 0 ? seconds(now - beat) : -1.0);
             text_member(to, "doing", dtr__recording_doing(r, now, doing, sizeof doing));
+            const double still = dtr__recording_stuck(r, &inside);
+            if (still > 0) {
+                fprintf(to, ",\"progress_still_s\":%.3f", still);
+                text_member(to, "progress_inside", inside);
+            }
         }
         dtr__recording_free(r);
         fprintf(to, "}");

@@ -11,6 +11,7 @@
 #include "rt_peers.h"
 
 #define SECOND_NS INT64_C(1000000000)
+#define OFF INT64_MAX
 
 typedef struct quiet {
     uint64_t seen; /* the beat, 0: it need not move */
@@ -18,7 +19,7 @@ typedef struct quiet {
 } quiet;
 
 struct dtr__heartbeats {
-    int64_t limit_ns; /* 0: off */
+    int64_t limit_ns; /* OFF: nobody is told */
     int64_t round_ns; /* of the last look */
     int64_t most_ns;  /* that counts of the time between two looks: this process may be stopped */
     struct {
@@ -33,7 +34,7 @@ dtr__heartbeats *dtr__heartbeats_new(const dtr_world *world) {
     if (hs != NULL) {
         double limit_s = dtr__opt_seconds(&world->options, DTR__OPT_HEARTBEAT_LIMIT);
         int64_t nap_ms = (int64_t)dtr__opt_number(&world->options, DTR__OPT_WATCHDOG_MS);
-        hs->limit_ns = limit_s < 1e9 ? (int64_t)(limit_s * 1e9) : 0;
+        hs->limit_ns = limit_s > 0 && limit_s < 1e9 ? (int64_t)(limit_s * 1e9) : OFF;
         hs->most_ns = 2 * nap_ms * 1000000 > SECOND_NS ? 2 * nap_ms * 1000000 : SECOND_NS;
     }
     return hs;
@@ -50,16 +51,20 @@ static bool count(quiet *q, uint64_t beat, int64_t passed_ns, int64_t limit_ns) 
     return q->ns >= limit_ns;
 }
 
-/* For the others, who cannot ask this process. */
-static void publish_inside(const dtr_world *world, dtr__rec_header *h) {
-    const char *name = dtr__progress_inside(world);
+/* For the others, who cannot ask this process; taken back once the thread moves again. */
+static void publish_still(const dtr_world *world, dtr__rec_header *h, int64_t since_ns) {
+    const char *name = since_ns != 0 ? dtr__progress_inside(world) : NULL;
     uint64_t words[DTR__RECORDING_INSIDE] = { 0 };
+    if (since_ns == 0 && atomic_load_explicit(&h->progress_still_ns, memory_order_relaxed) == 0) {
+        return;
+    }
     if (name != NULL) {
         snprintf((char *)words, sizeof words, "%.*s", (int)strcspn(name, "("), name);
     }
     for (int i = 0; i < DTR__RECORDING_INSIDE; i++) {
         atomic_store_explicit(&h->progress_inside[i], words[i], memory_order_relaxed);
     }
+    atomic_store_explicit(&h->progress_still_ns, since_ns, memory_order_release);
 }
 
 static void tell(dtr_world *world, int rank, const dtr__rec_header *h, bool progress, double s,
@@ -88,15 +93,16 @@ static void look(dtr_world *world, dtr__heartbeats *hs, int i, int64_t passed_ns
                  dtr__control_lost lost) {
     const bool own = i == world->local_rank;
     const dtr__rec_header *h = own ? dtr__recorder_header(world) : dtr__peer_header(world, i);
-    if (h == NULL || hs->rank[i].told || atomic_load(&h->phase) != DTR__PHASE_RUNNING) {
+    if (h == NULL || hs->rank[i].told || (!own && hs->limit_ns == OFF) ||
+        atomic_load(&h->phase) != DTR__PHASE_RUNNING) {
         return;
     }
     quiet *p = &hs->rank[i].progress, *w = &hs->rank[i].watchdog;
     uint64_t beat = atomic_load_explicit(&h->progress_beat, memory_order_relaxed);
     bool progress = count(p, beat, passed_ns, hs->limit_ns);
     bool watchdog = count(w, own ? 0 : (uint64_t)atomic_load(&h->beat_ns), passed_ns, hs->limit_ns);
-    if (own && p->ns > 0) {
-        publish_inside(world, dtr__recorder_header(world));
+    if (own) {
+        publish_still(world, dtr__recorder_header(world), p->ns > 0 ? hs->round_ns - p->ns : 0);
     }
     /* Not to be asked in every round. */
     if (!own && (progress || watchdog || p->ns >= SECOND_NS || w->ns >= SECOND_NS) &&
@@ -116,7 +122,7 @@ static void look(dtr_world *world, dtr__heartbeats *hs, int i, int64_t passed_ns
 void dtr__heartbeats_round(dtr_world *world, dtr__heartbeats *hs, dtr__control_lost lost) {
     int64_t now = dtr__now_ns(), passed_ns = hs->round_ns != 0 ? now - hs->round_ns : 0;
     hs->round_ns = now;
-    for (int i = 0; i < world->local_size && hs->limit_ns > 0; i++) {
+    for (int i = 0; i < world->local_size; i++) {
         look(world, hs, i, passed_ns < hs->most_ns ? passed_ns : hs->most_ns, lost);
     }
 }

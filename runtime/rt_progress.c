@@ -235,6 +235,10 @@ void dtr__progress_close(dtr_world *world) {
         if (!p->joined) {
             pthread_join(p->thread, NULL);
         }
+        dtr__rec_header *h = dtr__recorder_header(world);
+        if (h != NULL) {
+            atomic_store(&h->progress_still_ns, 0);
+        }
     }
     pthread_cond_destroy(&p->left);
     pthread_mutex_destroy(&p->lock);

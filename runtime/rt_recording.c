@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FILE_MAX = 512 << 20 };
+enum { FILE_MAX = 512 << 20, STUCK_NS = 2000000000 /* longer than any sound call takes */ };
 
 /* Word by word, so that a number is never half old and half new. What is copied may be written
  * meanwhile, by this process too when it is its own recording, and is checked afterwards: that is
@@ -66,7 +66,8 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
         h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) ||
         !is_time_of_day(h->real_ns) || !is_time(atomic_load(&h->beat_ns)) ||
-        !is_time(h->failure.t) || !is_time(h->local.t) || h->groups > DTR__RECORDING_GROUPS ||
+        !is_time(atomic_load(&h->progress_still_ns)) || !is_time(h->failure.t) ||
+        !is_time(h->local.t) || h->groups > DTR__RECORDING_GROUPS ||
         h->members > DTR__RECORDING_MEMBERS || h->spans == 0 || h->spans > DTR__RECORDING_SPANS ||
         (h->spans & (h->spans - 1)) != 0) {
         return "its header is damaged";
@@ -95,6 +96,7 @@ static void end_texts(dtr__rec_header *h) {
     }
     end_error(&h->failure);
     end_error(&h->local);
+    ((char *)h->progress_inside)[sizeof h->progress_inside - 1] = '\0';
 }
 
 static bool read_groups(dtr__recording *r, const char *image) {
@@ -507,6 +509,26 @@ const dtr__record *dtr__recording_open(const dtr__recording *r) {
     return NULL;
 }
 
+/* Its watchdog counts on while it runs, so that neither the time of a stopped process nor that
+ * after a death is taken for the call's. */
+double dtr__recording_stuck(const dtr__recording *r, const char **inside) {
+    const int64_t since = atomic_load(&r->head.progress_still_ns);
+    const int64_t still = since != 0 ? atomic_load(&r->head.beat_ns) - since : 0;
+    *inside = (const char *)r->head.progress_inside;
+    return still >= STUCK_NS && atomic_load(&r->head.phase) != DTR__PHASE_CLOSED
+               ? (double)still * 1e-9
+               : 0;
+}
+
+static void add_stuck(const dtr__recording *r, char *text, size_t cap, size_t *at) {
+    const char *inside = "";
+    const double s = dtr__recording_stuck(r, &inside);
+    if (s > 0) {
+        add(text, cap, at, "; its progress thread %s been inside %s for %.1f s",
+            r->alive ? "has" : "had", inside[0] != '\0' ? inside : "one callback or reduction", s);
+    }
+}
+
 const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *text, size_t cap) {
     char title[256];
     const dtr__record *open = dtr__recording_open(r), *last = dtr__recording_last(r, true);
@@ -516,6 +538,7 @@ const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *tex
     text[0] = '\0';
     if (of == NULL) {
         add(text, cap, &at, "it %s not begun any operation%s", r->alive ? "has" : "had", stopped);
+        add_stuck(r, text, cap, &at);
         return text;
     }
     const char *site = of->site[0] != '\0' ? of->site : "a place that was not noted";
@@ -542,6 +565,7 @@ const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *tex
     if (atomic_load(&r->head.local.version) != 0 && r->head.local.t > of->t_issued) {
         add(text, cap, &at, "; its last call failed: %.300s", r->head.local.text);
     }
+    add_stuck(r, text, cap, &at);
     return text;
 }
 

@@ -9,7 +9,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 5,
+    DTR__RECORDING_VERSION = 6,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -63,10 +63,12 @@ typedef struct dtr__rec_header {
     uint64_t spans_at, spans; /* in their ring, a power of two */
     /* As many as there are records, or 0; the modules are behind them. */
     uint64_t stacks_at, stacks;
-    /* Of the progress thread: changes whenever it moves, 0 while it sleeps or there is none; and,
-     * once it has not moved for a while, what it is inside, 0: not known. */
+    /* Of the progress thread: changes whenever it moves, 0 while it sleeps or there is none. Once
+     * it has not moved for a round of the watchdog, which writes both: the native call that it is
+     * inside, 0: none; and since when, monotonic ns, 0: it moves. */
     _Alignas(64) _Atomic uint64_t progress_beat;
     _Atomic uint64_t progress_inside[DTR__RECORDING_INSIDE];
+    _Atomic int64_t progress_still_ns;
     /* What broke a group on another node, as this rank has heard; counts such news. */
     _Atomic uint32_t far_failures;
     char far_failure[256];
@@ -205,6 +207,10 @@ const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
 const dtr__record *dtr__recording_open(const dtr__recording *r); /* oldest that has not ended */
 /* "it is inside allreduce #17 ... since 2.1 s, called at train.c:15"; `now` on the rank's clock. */
 const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *text, size_t cap);
+
+/* Whether the progress thread has not moved for so long that it is worth a word: seconds, and the
+ * call that it is inside, "" where it is in none. 0: it moves. */
+double dtr__recording_stuck(const dtr__recording *r, const char **inside);
 
 /* A process's start time and state letter from /proc; false when it is gone. */
 bool dtr__process_look(uint32_t pid, uint64_t *start, char *state);

@@ -143,6 +143,29 @@ static void find_stopped(doctor_job *job) {
     }
 }
 
+/* reliability:DR2: the thread that moves what is under way does not come back from a call. */
+static void find_stuck(doctor_job *job) {
+    char who[128];
+    for (int i = 0; i < job->size; i++) {
+        const dtr__recording *r = job->rank[i].rec;
+        const char *inside = "";
+        const double s = r != NULL ? dtr__recording_stuck(r, &inside) : 0;
+        if (s > 0 && inside[0] != '\0') {
+            doctor_problem_add(job, DOCTOR_STUCK,
+                               "%s: its progress thread %s inside %s, and has not come back for "
+                               "%.1f s: a debugger or /proc/PID/task/*/stack says where it waits",
+                               doctor_who(job, i, who, sizeof who),
+                               job->rank[i].alive ? "is" : "was to the end", inside, s);
+        } else if (s > 0) {
+            doctor_problem_add(job, DOCTOR_STUCK,
+                               "%s: its progress thread %s in one callback or reduction for %.1f "
+                               "s, and in no call of MPI or CUDA",
+                               doctor_who(job, i, who, sizeof who),
+                               job->rank[i].alive ? "has been" : "was to the end", s);
+        }
+    }
+}
+
 /* ---- one group ---- */
 
 static bool is_good(const dtr__record *r) {
@@ -433,6 +456,7 @@ void doctor_find(doctor_job *job) {
     find_dead(job, groups, n);
     find_in_groups(job, groups, n);
     find_stopped(job);
+    find_stuck(job);
     for (size_t i = 0; groups != NULL && i < n; i++) {
         for (int m = 0; m < groups[i].size; m++) {
             find_partner(job, &groups[i], m);

@@ -77,6 +77,12 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
             fprintf(to, "%66s now: %s\n", "", current);
             print_stack(k->rec, dtr__recording_open(k->rec), to);
         }
+        const char *inside = "";
+        const double still = dtr__recording_stuck(k->rec, &inside);
+        if (still > 0) {
+            fprintf(to, "%57s progress thread: %s since %.1f s\n", "",
+                    inside[0] != '\0' ? inside : "a callback or reduction", still);
+        }
     }
     doctor_groups_free(groups, n);
 }
@@ -159,6 +165,12 @@ static void json_rank(const doctor_job *job, int rank, size_t last, FILE *to) {
     }
     fprintf(to, ",\"pid\":%u,\"quiet_s\":%.3f,\"records\":%zu,\"unreadable\":%zu", r->head.pid,
             (double)(job->now - k->last_sign) * 1e-9, r->n_records, r->torn);
+    const char *inside = "";
+    const double still = dtr__recording_stuck(r, &inside);
+    if (still > 0) {
+        fprintf(to, ",\"progress_still_s\":%.3f", still);
+        print_member("progress_inside", inside, to);
+    }
     const dtr__record *ended = dtr__recording_last(r, true), *open = dtr__recording_open(r);
     if (ended != NULL) {
         fprintf(to, ",\"last\":");

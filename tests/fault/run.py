@@ -469,7 +469,16 @@ def hung():
         expect(r, "destroy", "DTR_OK")
     check(len({lines(r).get("allreduce") for r in range(ranks)}) == 1, "not the same words on all ranks")
     check(re.search(r"\[rank%d\]: warning: the progress thread is still inside MPI_" % victim, output), "no warning")
-    dumps(r"group 'world' failed")
+    for path in dumps(r"group 'world' failed"):
+        with open(path) as f:
+            told = [n for n in json.load(f)["node"] if n["world_rank"] == victim]
+        check(all(re.match(r"MPI_(Test|Improbe)$", n.get("progress_inside", "")) and n["progress_still_s"] >= 2
+                  for n in told), "%s: %s" % (path, told))
+    diagnosis(r"rank %d \(host \S+, pid \d+\): its progress thread was to the end inside MPI_(Test|Improbe), and has not "
+              r"come back for [0-9.]+ s" % victim)
+    report = json.loads(ask_doctor("--json", recordings)[1])
+    check([r["rank"] for r in report["ranks"] if r.get("progress_inside", "").startswith("MPI_")] == [victim],
+          "not just rank %d is inside a call of MPI: %s" % (victim, report))
 
 
 def refused():

@@ -550,6 +550,46 @@ START_TEST(recordings_of_the_next_century_are_read) {
 }
 END_TEST
 
+/* reliability:CP1, DR2: what the progress thread is inside of, once that lasts; a process that has
+ * ended in order is not asked. */
+START_TEST(a_thread_that_does_not_come_back) {
+    static const char *const calls[] = { "MPI_Test", "" };
+    dtr_world w;
+    char why[160], doing[640];
+    const char *inside = NULL;
+    open_world(&w, "none", "64");
+    record_some(&w);
+    dtr__rec_memory m = *dtr__recorder_memory(&w);
+    for (int i = 0; i < 2; i++) {
+        const int64_t s = 1000000000;
+        memset((void *)m.header->progress_inside, 0, sizeof m.header->progress_inside);
+        memcpy((void *)m.header->progress_inside, calls[i], strlen(calls[i]));
+        for (int k = 0; k < 4; k++) { /* moves; since a moment; since 7 s; the same at the end */
+            atomic_store(&m.header->beat_ns, 20 * s);
+            atomic_store(&m.header->progress_still_ns, k == 0 ? 0 : k == 1 ? 19 * s : 13 * s);
+            atomic_store(&m.header->phase, k == 3 ? DTR__PHASE_CLOSED : DTR__PHASE_RUNNING);
+            dtr__recording *r = dtr__recording_parse(m.header, m.nbytes, why, sizeof why);
+            ck_assert_msg(r != NULL, "%s", why);
+            ck_assert_double_eq(dtr__recording_stuck(r, &inside), k == 2 ? 7 : 0);
+            ck_assert_str_eq(inside, calls[i]);
+            r->alive = true;
+            dtr__recording_doing(r, 21 * s, doing, sizeof doing);
+            const char *want = i == 0 ? "; its progress thread has been inside MPI_Test for 7.0 s"
+                                      : "inside one callback or reduction for 7.0 s";
+            ck_assert_msg((strstr(doing, want) != NULL) == (k == 2), "%s", doing);
+            dtr__recording_free(r);
+        }
+    }
+    memset((void *)m.header->progress_inside, 'x', sizeof m.header->progress_inside);
+    dtr__recording *r = dtr__recording_parse(m.header, m.nbytes, why, sizeof why);
+    ck_assert_msg(r != NULL, "%s", why);
+    (void)dtr__recording_stuck(r, &inside);
+    ck_assert_uint_eq(strlen(inside), sizeof m.header->progress_inside - 1);
+    dtr__recording_free(r);
+    close_world(&w);
+}
+END_TEST
+
 START_TEST(process_identity) {
     uint64_t start = 0, again = 0;
     char state = 0;
@@ -576,6 +616,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, runs_are_cut_and_expanded_as_far_as_there_is_room);
     tcase_add_test(tc, followers_survive_sigkill);
     tcase_add_test(tc, recordings_of_the_next_century_are_read);
+    tcase_add_test(tc, a_thread_that_does_not_come_back);
     tcase_add_test(tc, process_identity);
     suite_add_tcase(s, tc);
 }
