@@ -11,6 +11,7 @@
 
 enum {
     EXPECTED = 1024, /* bytes of the next post that are fetched ahead */
+    TOGETHER = 256,  /* bytes beside a post that are fetched with it */
     ROW_BEGINS = 8,  /* calls of a row that wait for everybody */
     FEW_RANKS = 8    /* whose next posts are fetched ahead */
 };
@@ -243,6 +244,13 @@ static void expect_post(const dtr__shm_state *s, size_t give) {
     }
 }
 
+/* Little data beside a post comes with it instead of after it. */
+static void expect_data(const dtr__shm_more *more, size_t give) {
+    for (size_t at = 0; at < give; at += 64) {
+        __builtin_prefetch(&more->data[at]);
+    }
+}
+
 /* The next posts of those who may be ahead. */
 static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr__moves *m) {
     for (int r = m->from; g->size <= FEW_RANKS && r < m->until; r++) {
@@ -264,9 +272,13 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     }
     s->unshown = false;
     const bool ahead = leads(s, p);
+    const bool beside = p->moves.give > DTR__SHM_BESIDE && p->moves.give <= TOGETHER;
     const int until = ahead ? p->moves.until : g->size;
     for (; s->op.arrived < until; s->op.arrived++) {
         const dtr__shm_post *post = dtr__shm_post_of(s, s->op.arrived);
+        if (beside) {
+            expect_data(dtr__shm_more_of(s, s->op.arrived), p->moves.give);
+        }
         if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
             return 0;
         }
