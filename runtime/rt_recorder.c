@@ -146,12 +146,14 @@ static void load_record(slot *s, dtr__record *r) {
     memcpy(r, word, sizeof *r);
 }
 
+static _Thread_local __attribute__((tls_model("initial-exec")))
+uint32_t own_thread; /* 0: unknown */
+
 static uint32_t thread_id(void) {
-    static _Thread_local __attribute__((tls_model("initial-exec"))) uint32_t id;
-    if (id == 0) {
-        id = (uint32_t)syscall(SYS_gettid);
+    if (own_thread == 0) {
+        own_thread = (uint32_t)syscall(SYS_gettid);
     }
-    return id;
+    return own_thread;
 }
 
 /* Which word of a record a field lies in; the field must not cross words. */
@@ -314,8 +316,8 @@ static void close_run(dtr_world *world, const dtr__rec_run *run, uint64_t first)
 uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r) {
     dtr__rec_followers *words = run->words;
     uint64_t number = dtr__rec_begin(world, r);
-    if (words == NULL) {
-        return number;
+    if (words == NULL || world->metrics != NULL) {
+        return number; /* nothing follows */
     }
     if (run->number != 0) {
         if (atomic_load_explicit(&words->begun, memory_order_relaxed) == r->seq) {
@@ -340,8 +342,8 @@ uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const
 bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
                      int64_t now_ns) {
     const dtr__recorder *r = world->recorder;
-    if (world->metrics != NULL || run->sort != sort || run->next != seq ||
-        seq % DTR__REC_RUN_MOST == 0 || now_ns - run->t >= PAUSE_NS || run->thread != thread_id() ||
+    if (run->sort != sort || run->next != seq || seq % DTR__REC_RUN_MOST == 0 ||
+        now_ns - run->t >= PAUSE_NS || run->thread != own_thread ||
         atomic_load_explicit(&r->last, memory_order_relaxed) != run->number) {
         return false;
     }
