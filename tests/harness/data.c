@@ -191,10 +191,29 @@ static void fill_one(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int
     th_set(dst, d, at, by * exact(d, k, r), -by * exact(d, k + 1, r));
 }
 
+/* After how many elements the data begin again; SIZE_MAX: never. */
+static size_t period(dtr_dtype d, dtr_op op, int W) {
+    if (d == DTR_BOOL) {
+        return (size_t)W + 1;
+    }
+    return is_bit_op(op) ? SIZE_MAX : op == DTR_PROD ? 3 : (size_t)4 * 17;
+}
+
+/* The first n of count elements are there: put them again behind themselves, as often as needed. */
+static void repeat(void *array, dtr_dtype d, size_t n, size_t count) {
+    size_t size = dtr_dtype_size(d);
+    for (size_t more = n; n < count; n += more) {
+        more = n < count - n ? n : count - n;
+        memcpy((char *)array + n * size, array, more * size);
+    }
+}
+
 void th_fill(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int r, int W) {
-    for (size_t i = 0; i < count; i++) {
+    size_t n = period(d, op, W) < count ? period(d, op, W) : count;
+    for (size_t i = 0; i < n; i++) {
         fill_one(dst, i, d, op, first + i, r, W);
     }
+    repeat(dst, d, n, count);
 }
 
 static uint64_t combine_bits(dtr_op op, uint64_t a, uint64_t b) {
@@ -251,7 +270,8 @@ static void expect_float(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k,
 }
 
 void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int W) {
-    for (size_t i = 0; i < count; i++) {
+    size_t n = period(d, op, W) < count ? period(d, op, W) : count;
+    for (size_t i = 0; i < n; i++) {
         if (d == DTR_BOOL) {
             expect_bool((uint8_t *)dst + i, op, first + i, W);
         } else if (is_integer(d)) {
@@ -260,6 +280,7 @@ void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, in
             expect_float(dst, i, d, op, first + i, W);
         }
     }
+    repeat(dst, d, n, count);
 }
 
 void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
@@ -278,13 +299,14 @@ void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
 }
 
 size_t th_differs(const void *a, const void *b, dtr_dtype d, size_t count) {
-    size_t size = dtr_dtype_size(d);
-    for (size_t k = 0; k < count; k++) {
-        if (memcmp((const char *)a + k * size, (const char *)b + k * size, size) != 0) {
-            return k;
-        }
+    size_t size = dtr_dtype_size(d), k = 0;
+    if (count == 0 || memcmp(a, b, count * size) == 0) {
+        return count;
     }
-    return count;
+    while (memcmp((const char *)a + k * size, (const char *)b + k * size, size) == 0) {
+        k++;
+    }
+    return k;
 }
 
 /* ---- guarded buffers (HR11) ---- */
@@ -308,15 +330,14 @@ th_buf th_buf_new(size_t count, dtr_dtype d, dtr_mem kind, size_t shift) {
     return b;
 }
 
+static bool all_are(const unsigned char *from, const unsigned char *end, unsigned char byte) {
+    return from == end || (*from == byte && memcmp(from, from + 1, (size_t)(end - from) - 1) == 0);
+}
+
 bool th_buf_ok(const th_buf *b, bool whole) {
     const unsigned char *first = b->data, *end = first + b->nbytes;
-    for (const unsigned char *p = b->base; p < b->base + b->total; p++) {
-        bool inside = p >= first && p < end;
-        if (inside ? whole && *p != POISON : *p != GUARD_BYTE) {
-            return false;
-        }
-    }
-    return true;
+    return all_are(b->base, first, GUARD_BYTE) && all_are(end, b->base + b->total, GUARD_BYTE) &&
+           (!whole || all_are(first, end, POISON));
 }
 
 void th_buf_free(th_buf *b) {

@@ -43,6 +43,42 @@ START_TEST(known_values) {
 }
 END_TEST
 
+START_TEST(arrays_are_their_elements) {
+    enum { N = 150, FIRST = 5, W = 3 };
+    for (int d = 0; d < 14; d++) {
+        for (int o = 0; o < 9; o++) {
+            dtr_dtype type = th_all_dtypes[d];
+            dtr_op op = th_all_ops[o];
+            unsigned char in[N * 16], want[N * 16], one[16];
+            if (!dtr_op_supports(op, type)) {
+                continue;
+            }
+            th_fill(in, type, op, FIRST, N, 1, W);
+            th_expect(want, type, op, FIRST, N, W);
+            for (size_t k = 0; k < N; k++) {
+                size_t size = dtr_dtype_size(type);
+                th_fill(one, type, op, FIRST + k, 1, 1, W);
+                ck_assert_mem_eq(in + k * size, one, size);
+                th_expect(one, type, op, FIRST + k, 1, W);
+                ck_assert_mem_eq(want + k * size, one, size);
+            }
+        }
+    }
+}
+END_TEST
+
+START_TEST(the_first_difference_is_named) {
+    enum { N = 1000 };
+    float a[N] = { 0 }, b[N] = { 0 };
+    ck_assert_uint_eq(th_differs(a, b, DTR_F32, N), N);
+    a[999] = 1;
+    ck_assert_uint_eq(th_differs(a, b, DTR_F32, N), 999);
+    b[3] = -0.0F;
+    ck_assert_uint_eq(th_differs(a, b, DTR_F32, N), 3);
+    ck_assert_uint_eq(th_differs(a, b, DTR_F32, 0), 0);
+}
+END_TEST
+
 START_TEST(sums_are_exact_in_any_order) {
     for (int W = 1; W <= 7; W++) {
         float want[64], part[64], sum[64] = { 0 };
@@ -91,6 +127,8 @@ static void make(Suite *s) {
     TCase *tc = tcase_create("data");
     tcase_add_test(tc, encoder_round_trips_every_pattern);
     tcase_add_test(tc, known_values);
+    tcase_add_test(tc, arrays_are_their_elements);
+    tcase_add_test(tc, the_first_difference_is_named);
     tcase_add_test(tc, sums_are_exact_in_any_order);
     tcase_add_test(tc, integer_average_truncates_toward_zero);
     tcase_add_test(tc, guards_see_a_stray_byte);
