@@ -13,14 +13,10 @@
 #include <string.h>
 #include <time.h>
 
-#include <dtr/coll.h>
-#include <dtr/group.h>
-#include <dtr/work.h>
-#include <dtr/world.h>
-
 #include "resident.h"
+#include "soak.h"
 
-enum { GROUPS_MOST = 6, OPEN_MOST = 12, RANKS_MOST = 1024, GUARD = 64, TITLE = 160 };
+enum { GROUPS_MOST = 6, OPEN_MOST = 12, SCOPE_MOST = 6, GUARD = 64, TITLE = 160 };
 
 typedef enum kind {
     BROADCAST,
@@ -41,12 +37,6 @@ static const char *const kind_name[KINDS] = { "broadcast",      "reduce",   "all
                                               "reduce_scatter", "alltoall", "barrier",
                                               "send and recv" };
 
-typedef struct member_group {
-    dtr_group *group; /* NULL: this rank is no member */
-    bool live;
-    int size, ranks[RANKS_MOST];
-} member_group;
-
 /* One operation that every member has been given alike. */
 typedef struct operation {
     uint64_t number;
@@ -62,9 +52,10 @@ typedef struct operation {
     char title[TITLE];
 } operation;
 
-static dtr_world *world;
-static int rank, size;
-static uint64_t seed = 1, plan, mine, n_done, n_groups, n_bytes;
+dtr_world *world;
+int rank, size;
+uint64_t plan, mine;
+static uint64_t seed = 1, n_done, n_groups, n_bytes;
 static member_group groups[GROUPS_MOST];
 static operation open_list[OPEN_MOST]; /* oldest first */
 static int n_open;
@@ -78,7 +69,7 @@ static uint64_t draw(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-static unsigned below(uint64_t *state, unsigned n) {
+unsigned below(uint64_t *state, unsigned n) {
     return (unsigned)(draw(state) % n);
 }
 
@@ -88,7 +79,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-__attribute__((format(printf, 1, 2), noreturn)) static void fail(const char *fmt, ...) {
+void fail(const char *fmt, ...) {
     char text[1200];
     va_list ap;
     va_start(ap, fmt);
@@ -100,14 +91,14 @@ __attribute__((format(printf, 1, 2), noreturn)) static void fail(const char *fmt
     exit(1);
 }
 
-static void must(dtr_status s, const char *what) {
+void must(dtr_status s, const char *what) {
     if (s != DTR_OK) {
         fail("%s gave %s: %s", what, dtr_status_name(s), dtr_last_error_message());
     }
 }
 
 /* Now and then, and long enough for the others to get ahead or into their deeper waits. */
-static void dawdle(void) {
+void dawdle(void) {
     unsigned how = below(&mine, 64), us = 0;
     if (how < 8) {
         us = 1 + below(&mine, 200);
@@ -376,18 +367,12 @@ static void end_oldest(void) {
 }
 
 /* All ranks draw it; the members do it. */
-static void one_operation(void) {
-    const member_group *g = &groups[0];
-    do {
-        g = &groups[below(&plan, GROUPS_MOST)];
-    } while (!g->live);
+static void one_collective(const member_group *g) {
     operation o = draw_operation(g);
     bool blocking = below(&plan, 3) == 0 && o.kind != RING, shared = below(&plan, 2) == 0;
-    n_done++;
     if (g->group == NULL) {
         return;
     }
-    dawdle();
     make_buffers(&o, shared);
     while (n_open == OPEN_MOST) {
         end_oldest();
@@ -396,6 +381,69 @@ static void one_operation(void) {
     open_list[n_open++] = o;
     for (unsigned i = blocking ? OPEN_MOST : below(&mine, 3); i > 0; i--) {
         end_oldest();
+    }
+}
+
+/* Several calls in a coalescing scope, which the first of them stands for when it is waited for. */
+static void one_scope(const member_group *g) {
+    operation o[SCOPE_MOST];
+    const int n = (int)below(&plan, SCOPE_MOST);
+    const bool alike = below(&plan, 2) == 0, shared = below(&plan, 2) == 0;
+    dtr_work *work = NULL;
+    for (int i = 0; i < n; i++) {
+        do {
+            o[i] = draw_operation(g);
+        } while (o[i].kind == RING || (alike && i > 0 && o[i].kind != o[0].kind));
+    }
+    const bool blocking = below(&plan, 2) == 0;
+    if (g->group == NULL) {
+        return;
+    }
+    while (n_open + n > OPEN_MOST) {
+        end_oldest();
+    }
+    must(dtr_coalesce_begin(g->group), "dtr_coalesce_begin");
+    for (int i = 0; i < n; i++) {
+        make_buffers(&o[i], shared);
+        start(&o[i], g->group, true);
+    }
+    must(dtr_coalesce_end(g->group, blocking ? NULL : &work), "dtr_coalesce_end");
+    for (int i = 0; i < n; i++) {
+        o[i].work[0] = i == 0 ? work : NULL;
+        open_list[n_open++] = o[i];
+    }
+    if (n == 0) {
+        must(dtr_work_release(work), "dtr_work_release");
+    }
+}
+
+static void one_operation(void) {
+    const member_group *g = &groups[0];
+    do {
+        g = &groups[below(&plan, GROUPS_MOST)];
+    } while (!g->live);
+    n_done++;
+    dawdle();
+    switch (below(&plan, 24)) {
+    case 0:
+    case 1:
+        one_scope(g);
+        break;
+    case 2:
+        soak_bytes(g);
+        break;
+    case 3:
+        soak_batch(g);
+        break;
+    case 4:
+        soak_tensors(g);
+        break;
+    case 5:
+        soak_step(g);
+        break;
+    default:
+        one_collective(g);
+        break;
     }
 }
 
@@ -430,6 +478,7 @@ static void make_group(member_group *g) {
     o.deterministic = below(&plan, 4) == 0;
     dawdle();
     must(dtr_group_create(world, g->ranks, g->size, &o, &g->group), "dtr_group_create");
+    soak_module_open(g);
     g->live = true;
     n_groups++;
 }
@@ -439,6 +488,7 @@ static void change_groups(void) {
     member_group *g = &groups[1 + below(&plan, GROUPS_MOST - 1)];
     if (g->live) {
         end_all();
+        soak_module_close(g);
         if (g->group != NULL) {
             must(dtr_group_destroy(g->group), "dtr_group_destroy");
         }
@@ -531,6 +581,7 @@ int main(int argc, char **argv) {
     }
     run();
     for (int i = 1; i < GROUPS_MOST; i++) {
+        soak_module_close(&groups[i]);
         if (groups[i].group != NULL) {
             must(dtr_group_destroy(groups[i].group), "dtr_group_destroy");
         }
