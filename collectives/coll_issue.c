@@ -172,10 +172,14 @@ dtr_status dtr__group_broken(const dtr_group *g) {
                               (dtr_status)atomic_load_explicit(&g->status, memory_order_acquire));
 }
 
+static bool root_gives(const dtr__call *c) {
+    return c->kind == DTR__K_BROADCAST || c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV;
+}
+
 bool dtr__wants_nan_check(const dtr_group *g, const dtr__call *c) {
     bool on = g->nan_check > 0 ||
               (g->nan_check == 0 && dtr__opt_number(&g->world->options, DTR__OPT_NAN_CHECK) != 0);
-    return on && !dtr__kind_is_p2p(c->kind) && (c->kind != DTR__K_BROADCAST || c->root == g->rank);
+    return on && c->kind != DTR__K_RECV && (!root_gives(c) || c->root == g->rank);
 }
 
 /* ---- hashes of host memory, DTR_HASH=1 ---- */
@@ -187,9 +191,7 @@ static uint64_t hash_of(const dtr__call *c, const void *data, size_t count) {
 
 /* Of the root's input only, where there is a root that gives. */
 static uint64_t hash_in(const dtr_group *g, const dtr__call *c) {
-    bool root_gives =
-        c->kind == DTR__K_BROADCAST || c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV;
-    bool gives = c->kind != DTR__K_RECV && (!root_gives || c->root == g->rank);
+    bool gives = c->kind != DTR__K_RECV && (!root_gives(c) || c->root == g->rank);
     return gives ? hash_of(c, c->in, c->in_count) : 0;
 }
 
@@ -202,6 +204,22 @@ void dtr__work_hash_out(const dtr_work *w) {
     if (hash != 0) {
         dtr__rec_hash_out(w->world, w->record, hash);
     }
+}
+
+/* What is sent in a batch counts as one input, in the order of its list. */
+static void look_for_nan(dtr_work *w, const dtr__call *c) {
+    w->nan_index = dtr__find_nan(c->in, c->in_count, c->dtype);
+    bool found = w->nan_index < c->in_count;
+    size_t before = 0, on_host = c->device.type == DTR_CPU ? c->n_batch : 0;
+    for (size_t i = 0; i < on_host && !found; i++) {
+        const dtr_buffer *b = &c->batch[i].buf;
+        size_t count = c->batch[i].is_send ? b->count : 0;
+        size_t at = count > 0 ? dtr__find_nan(b->data, count, b->dtype) : 0;
+        found = at < count;
+        w->nan_index = before + at;
+        before += count;
+    }
+    w->own_status = found ? DTR_ERR_NAN : DTR_OK;
 }
 
 dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, const dtr__request *r,
@@ -235,8 +253,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
                           memory_order_relaxed);
     w->hash_in = g->world->hashes ? hash_in(g, c) : 0;
     if (dtr__wants_nan_check(g, c)) {
-        w->nan_index = dtr__find_nan(c->in, c->in_count, c->dtype);
-        w->own_status = w->nan_index < c->in_count ? DTR_ERR_NAN : DTR_OK;
+        look_for_nan(w, c);
     }
     if (c->in_counts == NULL && c->out_counts == NULL && c->n_batch == 0) {
         return DTR_OK;

@@ -40,7 +40,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * of an earlier call of the program alone, and captures of graphs by other threads too. Streams and
  * events are CUDA's handles; NULL is the default stream of the device. Outputs are untouched on
  * failure. */
-enum { DTR__DEVICE_ABI = 4 };
+enum { DTR__DEVICE_ABI = 5 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */

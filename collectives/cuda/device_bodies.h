@@ -12,6 +12,9 @@
 #define DTR__UNROLL_1 _Pragma("unroll 1")
 #define DTR__UNROLL_4 _Pragma("unroll 4")
 typedef uint4 dtr__words;
+DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
+    (void)atomicMin((unsigned long long *)at, (unsigned long long)v);
+}
 #else
 #define DTR__BODY static inline
 void *fake_touch(const void *p); /* of the stand-in: where the bytes of a device address are */
@@ -21,6 +24,9 @@ void *fake_touch(const void *p); /* of the stand-in: where the bytes of a device
 typedef struct dtr__words {
     uint32_t x, y, z, w;
 } dtr__words;
+DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
+    *at = v < *at ? v : *at;
+}
 #endif
 
 typedef uint16_t dtr__cell_f16;
@@ -181,6 +187,63 @@ DTR__KERNEL_TYPES(DTR__DEFINE_BODIES)
         }                                                                                \
     }
 DTR__KERNEL_CASTS(DTR__DEFINE_CAST)
+
+/* ---- whole numbers, and bits ---- */
+
+#define DTR__DEFINE_DIVIDE(t, c, wide)                                           \
+    DTR__BODY void dtr__body_divide_##t(const dtr__kernel_args *a, uint64_t tid, \
+                                        uint64_t threads) {                      \
+        enum { EACH = 16 / sizeof(c) };                                          \
+        c *y = (c *)DTR__TOUCH(a->y);                                            \
+        const wide by = (wide)a->pattern[0];                                     \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                    \
+            union {                                                              \
+                dtr__words words;                                                \
+                c cell[EACH];                                                    \
+            } v;                                                                 \
+            v.words = ((const dtr__words *)y)[g];                                \
+            for (int i = 0; i < (int)EACH; i++) {                                \
+                v.cell[i] = (c)(v.cell[i] / by);                                 \
+            }                                                                    \
+            ((dtr__words *)y)[g] = v.words;                                      \
+        }                                                                        \
+        for (uint64_t i = EACH * a->groups + tid; i < a->n; i += threads) {      \
+            y[i] = (c)(y[i] / by);                                               \
+        }                                                                        \
+    }
+DTR__KERNEL_INTEGERS(DTR__DEFINE_DIVIDE)
+
+/* A thread's numbers rise, so its first NaN is its last look. */
+#define DTR__DEFINE_NAN(bits)                                                       \
+    DTR__BODY bool dtr__is_nan_##bits(uint##bits##_t v, uint64_t limit) {           \
+        return (v & (uint##bits##_t) ~((uint##bits##_t)1 << (bits - 1))) > limit;   \
+    }                                                                               \
+    DTR__BODY void dtr__body_nan_##bits(const dtr__kernel_args *a, uint64_t tid,    \
+                                        uint64_t threads) {                         \
+        enum { EACH = 128 / bits };                                                 \
+        const uint##bits##_t *x = (const uint##bits##_t *)DTR__TOUCH(a->x);         \
+        uint64_t *first = (uint64_t *)DTR__TOUCH(a->y);                             \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                       \
+            union {                                                                 \
+                dtr__words words;                                                   \
+                uint##bits##_t cell[EACH];                                          \
+            } v;                                                                    \
+            v.words = ((const dtr__words *)x)[g];                                   \
+            for (int i = 0; i < (int)EACH; i++) {                                   \
+                if (dtr__is_nan_##bits(v.cell[i], a->pattern[1])) {                 \
+                    dtr__keep_least(first, a->pattern[0] + EACH * g + (uint64_t)i); \
+                    return;                                                         \
+                }                                                                   \
+            }                                                                       \
+        }                                                                           \
+        for (uint64_t i = EACH * a->groups + tid; i < a->n; i += threads) {         \
+            if (dtr__is_nan_##bits(x[i], a->pattern[1])) {                          \
+                dtr__keep_least(first, a->pattern[0] + i);                          \
+                return;                                                             \
+            }                                                                       \
+        }                                                                           \
+    }
+DTR__KERNEL_WIDTHS(DTR__DEFINE_NAN)
 
 /* ---- many stretches ---- */
 

@@ -8,8 +8,12 @@
 #include <stdint.h>
 
 /* X(name): y = pattern; T(type, compute type): y *= alpha, y += alpha * x, sums of squares and
- * largest magnitudes by thread; C(to, from): conversions. */
+ * largest magnitudes by thread; C(to, from): conversions; I(name, type, type of computation): whole
+ * numbers divided, as C does; N(bits): the first NaN, among elements of so many bits. */
 /* clang-format off */
+#define DTR__KERNEL_INTEGERS(I) \
+    I(u8, uint8_t, int32_t) I(i8, int8_t, int32_t) I(i32, int32_t, int32_t) I(i64, int64_t, int64_t)
+#define DTR__KERNEL_WIDTHS(N) N(8) N(16) N(32) N(64)
 #define DTR__KERNEL_TYPES(T) T(f16, float) T(bf16, float) T(f32, float) T(f64, double)
 #define DTR__KERNEL_CASTS(C)                        \
     C(f16, bf16) C(f16, f32) C(f16, f64)            \
@@ -20,10 +24,15 @@
     DTR__KERNEL(scale_##t) DTR__KERNEL(axpy_##t) DTR__KERNEL(squares_##t) DTR__KERNEL(largest_##t)
 /* clang-format on */
 #define DTR__KERNEL_OF_CAST(to, from) DTR__KERNEL(to##_from_##from)
+#define DTR__KERNEL_OF_INTEGER(t, c, wide) DTR__KERNEL(divide_##t)
+#define DTR__KERNEL_OF_WIDTH(bits) DTR__KERNEL(nan_##bits)
 /* Every kernel, in order; define DTR__KERNEL(name) first. */
-#define DTR__ALL_KERNELS \
-    DTR__KERNEL(fill)    \
-    DTR__KERNEL_TYPES(DTR__KERNELS_OF_TYPE) DTR__KERNEL_CASTS(DTR__KERNEL_OF_CAST)
+#define DTR__ALL_KERNELS                         \
+    DTR__KERNEL(fill)                            \
+    DTR__KERNEL_TYPES(DTR__KERNELS_OF_TYPE)      \
+    DTR__KERNEL_CASTS(DTR__KERNEL_OF_CAST)       \
+    DTR__KERNEL_INTEGERS(DTR__KERNEL_OF_INTEGER) \
+    DTR__KERNEL_WIDTHS(DTR__KERNEL_OF_WIDTH)
 
 /* Kernels that move many stretches of memory in one launch: y = x, and y = alpha * x of every pair
  * of types; M(name). Each in two sizes, for a table of few stretches and of most. */
@@ -51,8 +60,12 @@ typedef struct dtr__kernel_args {
     const void *x;
     uint64_t n, groups;
     double alpha;
-    uint64_t pattern[2]; /* of fill, whose elements are bytes and groups are 16 of them */
-    uint64_t head;       /* bytes of fill before the first multiple of 16 */
+    /* fill: its elements are bytes and its groups 16 of them. divide: the divisor. nan: the number
+     * of the first element, and the bits above which a number without its sign is NaN; *y, a
+     * uint64_t, becomes the number of the first NaN if that is less. The groups of the last two are
+     * 16 bytes too. */
+    uint64_t pattern[2];
+    uint64_t head; /* bytes of fill before the first multiple of 16 */
 } dtr__kernel_args;
 
 /* A stretch is cut into chunks, which are shared out among blocks: `end` counts the chunks of this

@@ -40,6 +40,9 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
     int code = DTR_INSIDE_AS("cudaEventQuery", c->cuda->event_query(c->device, op->end->event));
     if (code == 0) {
         c->seen = op->number;
+        if (op->looks != NULL) {
+            dtr__nccl_looks_tell(op->looks);
+        }
         *done = true;
         return DTR_OK;
     }
@@ -91,6 +94,9 @@ static void op_free(dtr__composite *self) {
             (op->captured ? dtr__nccl_event_keep : dtr__nccl_event_give)(op->comm, events[i]);
         }
     }
+    if (op->looks != NULL) {
+        dtr__nccl_looks_give(op->comm, op->looks);
+    }
     dtr__nccl_comm_unref(op->comm);
     free(op->ops);
     free(op);
@@ -138,6 +144,11 @@ dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call 
     w->backend = &dtr__backend_nccl;
     w->backend_state = NULL;
     w->composite = &op->composite;
+    s = dtr__nccl_looks_for(g, c, &w, 1, &op->looks);
+    if (s < 0) {
+        dtr__work_drop(w);
+        return s;
+    }
     *work = w;
     return DTR_OK;
 }
@@ -150,6 +161,9 @@ static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, 
     op->number = op->captured ? 0 : ++c->launched;
     DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
+    if (op->looks != NULL) {
+        DTR_TRY(dtr__nccl_looks_launch(c, op->looks));
+    }
     DTR_TRY(calls != NULL ? dtr__nccl_run_all(c, w, calls, n, op->ops) : dtr__nccl_run(c, w));
     DTR_CUDA_TRY(cuda->event_record(c->device, op->end->event, c->stream), DTR_ERR_CUDA);
     atomic_store_explicit(&op->launched, 1, memory_order_release);
@@ -358,6 +372,11 @@ dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *co
     if (s == DTR_OK && op->ops == NULL) {
         s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for a scope of %zu calls", n);
         dtr__work_unref(*part);
+    } else if (s == DTR_OK) {
+        s = dtr__nccl_looks_for(g, comm, calls, n, &op->looks);
+        if (s < 0) {
+            dtr__work_unref(*part);
+        }
     }
     if (s < 0) {
         *part = NULL;

@@ -55,14 +55,14 @@ static dtr_status check(const dtr_group *g, const dtr__call *c, const dtr__reque
                         const dtr__nccl_comm *comm) {
     dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
     const char *kind = dtr__kind_name(c->kind);
-    DTR_REQUIRE(comm != NULL && comm->ready, &ctx, DTR_ERR_STATE,
-                "%s on group '%s': its stream captures a graph, and the communicator for cuda:%d "
-                "has not been made; run one such operation before the capture",
-                kind, g->name, c->device.index);
     DTR_REQUIRE(!dtr__wants_nan_check(g, c), &ctx, DTR_ERR_UNSUPPORTED,
                 "%s on group '%s': its stream captures a graph, from which no NaN can be reported; "
                 "turn the check off for this group (nan_check -1)",
                 kind, g->name);
+    DTR_REQUIRE(comm != NULL && comm->ready, &ctx, DTR_ERR_STATE,
+                "%s on group '%s': its stream captures a graph, and the communicator for cuda:%d "
+                "has not been made; run one such operation before the capture",
+                kind, g->name, c->device.index);
     bool in_place = c->in == c->out && c->in_count > 0;
     bool exchanges = c->kind == DTR__K_ALLTOALL || c->kind == DTR__K_ALLTOALLV;
     DTR_REQUIRE(!(exchanges && in_place), &ctx, DTR_ERR_UNSUPPORTED,

@@ -279,13 +279,11 @@ static bool reduces_well(const dtr_group *g, const dtr__call *c, const char **wh
         *why = "another divisor than the group size was asked for";
         return c->op != DTR_AVG || c->divisor == 1;
     }
-    if (c->op == DTR_AVG && c->divisor != g->size) {
+    if (c->op == DTR_AVG && c->divisor != g->size && !dtr__nccl_divides(c)) {
         *why = "another divisor than the group size was asked for";
         return false;
     }
-    *why = c->op == DTR_AVG    ? "NCCL rounds averages of whole numbers differently"
-           : c->op >= DTR_BAND ? "NCCL has no bit operations"
-                               : "NCCL does not reduce i16 and fp8";
+    *why = c->op >= DTR_BAND ? "NCCL has no bit operations" : "NCCL does not reduce i16 and fp8";
     return ops->op(c->op, c->dtype) >= 0;
 }
 
@@ -296,10 +294,6 @@ static bool has_tags(const dtr__call *c) {
         tags = tags || c->batch[i].tag != 0 || (!c->batch[i].is_send && c->batch[i].peer < 0);
     }
     return tags;
-}
-
-static bool floating(dtr_dtype d) {
-    return d >= DTR_F8E4M3;
 }
 
 bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why) {
@@ -313,10 +307,6 @@ bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why) 
     if (p2p) {
         *why = alone ? "NCCL has no messages to oneself" : "NCCL has no tags";
         return !alone && !has_tags(c);
-    }
-    if (floating(c->dtype) && dtr__wants_nan_check(g, c)) {
-        *why = "inputs are checked for NaN there";
-        return false;
     }
     return !dtr__kind_reduces(c->kind) || reduces_well(g, c, why);
 }

@@ -26,6 +26,7 @@ static void free_events(const dtr__nccl_comm *c, dtr__nccl_event *e) {
 static void comm_free(dtr__nccl_comm *c) {
     free_events(c, c->idle);
     free_events(c, c->kept);
+    dtr__nccl_looks_free(c);
     for (int i = 0; i < c->n_rooms; i++) {
         (void)c->cuda->free(c->device, c->room[i]);
     }

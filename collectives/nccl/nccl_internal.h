@@ -13,6 +13,9 @@ typedef struct dtr__nccl_event {
     void *event;
 } dtr__nccl_event;
 
+/* Looks at the inputs of an operation for NaN. */
+typedef struct dtr__nccl_looks dtr__nccl_looks;
+
 /* Of a group and a device, or of a pair of ranks and a device. Outlives the group while a handle of
  * one of its works does. Locks: `turn` of the group before `lock`. */
 typedef struct dtr__nccl_comm {
@@ -29,8 +32,9 @@ typedef struct dtr__nccl_comm {
     bool ready;           /* turn */
     pthread_mutex_t lock; /* handle; one native call at a time, which may not return */
     void *handle;
-    pthread_mutex_t pool_lock; /* idle; held briefly */
+    pthread_mutex_t pool_lock; /* idle, looks; held briefly */
     dtr__nccl_event *idle;
+    dtr__nccl_looks *looks;
     _Atomic double aborted_at;  /* monotonic seconds, 0: not yet */
     _Atomic int aborted, ended; /* to be used no more; the native end has returned */
     void *stream;
@@ -65,11 +69,12 @@ typedef struct dtr__nccl_op {
     dtr__composite composite;
     dtr__nccl_comm *comm; /* a reference */
     dtr__nccl_event *fence, *end;
-    uint64_t number;      /* among the works of the communicator */
-    _Atomic int launched; /* `end` has been recorded */
-    int *ops;             /* of a scope: its calls' operators on the communicator */
-    bool host_only;       /* a last step of the host follows: streams cannot wait for it */
-    bool captured;        /* kept in a graph: its events are never looked at, nor used again */
+    dtr__nccl_looks *looks; /* NULL: its inputs are not looked at */
+    uint64_t number;        /* among the works of the communicator */
+    _Atomic int launched;   /* `end` has been recorded */
+    int *ops;               /* of a scope: its calls' operators on the communicator */
+    bool host_only;         /* a last step of the host follows: streams cannot wait for it */
+    bool captured;          /* kept in a graph: its events are never looked at, nor used again */
 } dtr__nccl_op;
 
 /* ---- nccl_backend.c ---- */
@@ -139,6 +144,21 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
  * room for `n`. */
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
                              size_t n, int *ops);
+
+/* ---- nccl_kernel.c ---- */
+/* Whether NCCL only adds up, and the sums are divided behind it; the division of a call's output,
+ * where this rank has one. */
+bool dtr__nccl_divides(const dtr__call *c);
+dtr_status dtr__nccl_divide(const dtr__nccl_comm *comm, const dtr__call *c);
+/* Memory for looks at the inputs of these works, as far as nccl serves them and they are wanted;
+ * *looks stays NULL where they are not. */
+dtr_status dtr__nccl_looks_for(const dtr_group *g, dtr__nccl_comm *comm, dtr_work *const *works,
+                               size_t n, dtr__nccl_looks **looks);
+dtr_status dtr__nccl_looks_launch(const dtr__nccl_comm *comm, dtr__nccl_looks *looks);
+/* The end event has come: works whose input has a NaN get their status, unless they have ended. */
+void dtr__nccl_looks_tell(const dtr__nccl_looks *looks);
+void dtr__nccl_looks_give(dtr__nccl_comm *comm, dtr__nccl_looks *looks);
+void dtr__nccl_looks_free(const dtr__nccl_comm *comm); /* those given back */
 
 /* ---- nccl_choice.c ---- */
 /* Whether nccl serves a call; where it does not, `why` says for what reason. */

@@ -134,7 +134,8 @@ static int native_op(dtr_op op, dtr_dtype d) {
     case DTR_SUM:
         return d == DTR_BOOL ? ncclMax : ncclSum; /* logical or, without overflow */
     case DTR_AVG:
-        return is_float(d) ? ncclAvg : -1; /* of integers it rounds in its own way */
+        /* of whole numbers NCCL's versions round in their own ways: the sums are divided here */
+        return is_float(d) ? ncclAvg : ncclSum;
     case DTR_PROD:
         return ncclProd;
     case DTR_MIN:

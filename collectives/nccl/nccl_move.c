@@ -379,7 +379,8 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w) {
         pthread_mutex_unlock(&comm->lock);
     }
     DTR_CUDA_TRY(s.cuda, DTR_ERR_CUDA);
-    return dtr__nccl_settle(comm, w, s.function, s.code);
+    DTR_TRY(dtr__nccl_settle(comm, w, s.function, s.code));
+    return dtr__nccl_divide(comm, &w->call);
 }
 
 /* ---- a scope ---- */
@@ -431,5 +432,11 @@ dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *co
         pthread_mutex_unlock(&comm->lock);
     }
     DTR_CUDA_TRY(s.cuda, DTR_ERR_CUDA);
-    return dtr__nccl_settle(comm, whole, s.function, s.code);
+    DTR_TRY(dtr__nccl_settle(comm, whole, s.function, s.code));
+    for (size_t i = 0; i < n; i++) {
+        if (is_native(calls[i])) {
+            DTR_TRY(dtr__nccl_divide(comm, &calls[i]->call));
+        }
+    }
+    return DTR_OK;
 }

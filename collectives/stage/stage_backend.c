@@ -81,14 +81,34 @@ static dtr_status ask(const dtr__stage *s, void *event, bool *ended) {
 
 /* ---- parts ---- */
 
+/* What a batch sends counts as one input of `*n` elements. */
+static size_t nan_in_batch(const dtr__call *c, const char *in, size_t *n) {
+    for (size_t i = 0; i < c->n_batch; i++) {
+        const dtr_buffer *b = &c->batch[i].buf;
+        size_t count = c->batch[i].is_send ? b->count : 0;
+        size_t at = count > 0 ? dtr__find_nan(in, count, b->dtype) : 0;
+        *n += count;
+        if (at < count) {
+            return *n - count + at;
+        }
+        in += count * dtr_dtype_size(b->dtype);
+    }
+    return *n;
+}
+
 /* Only where the host has the data can it look for NaN. */
 static void look_for_nan(const dtr__stage_op *op, dtr_work *whole, const dtr__slot *slot) {
-    if (!op->reads || whole->own_status != DTR_OK ||
-        !dtr__wants_nan_check(op->group, &whole->call)) {
+    bool gives = op->reads || whole->call.kind == DTR__K_BATCH;
+    if (!gives || whole->own_status != DTR_OK || !dtr__wants_nan_check(op->group, &whole->call)) {
         return;
     }
-    size_t n = op->cut ? slot->n : whole->call.in_count;
-    size_t at = dtr__find_nan(slot->in, n, whole->call.dtype);
+    size_t n = 0, at = 0;
+    if (whole->call.kind == DTR__K_BATCH) {
+        at = nan_in_batch(&whole->call, slot->in, &n);
+    } else {
+        n = op->cut ? slot->n : whole->call.in_count;
+        at = dtr__find_nan(slot->in, n, whole->call.dtype);
+    }
     if (at < n) {
         pthread_mutex_lock(&op->group->queue_lock);
         if (!atomic_load_explicit(&whole->ended, memory_order_relaxed)) {

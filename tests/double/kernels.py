@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 nvcc, source, include = sys.argv[1:]
-ONCE_PER_THREAD = ("largest_", "squares_")  # write one number each; largest_ also reads one by one
+ONCE_PER_THREAD = ("largest_", "squares_", "nan_")  # write one number each; largest_ also reads one by one
 WIDE = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
 problems = []
 

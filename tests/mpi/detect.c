@@ -407,6 +407,34 @@ START_TEST(FI28_peers_are_told_of_a_nan) {
 }
 END_TEST
 
+/* nccl:W6: messages are looked at where they are sent; a batch counts as one input. */
+START_TEST(W6_nan_in_a_message) {
+    dtr_world *w = WORLD("DTR_NAN_CHECK", "1");
+    dtr_group *g = dtr_world_group(w);
+    float x[4] = { 0, 0, is_last() ? NAN : 0, 0 }, y[4];
+    char sent[4] = "abc", got[4];
+    int next = (th_rank() + 1) % th_size(), before = (th_rank() + th_size() - 1) % th_size();
+    dtr_buffer b = dtr_cpu(x, 4, DTR_F32), c = dtr_cpu(y, 4, DTR_F32);
+    dtr_p2p ring[] = { { false, c, before, 3 },
+                       { true, dtr_cpu(sent, 4, DTR_U8), next, 2 },
+                       { true, b, next, 3 },
+                       { false, dtr_cpu(got, 4, DTR_U8), before, 2 } };
+    if (is_last()) {
+        TH_IS(dtr_send(g, b, 0, 0, NULL, NULL), DTR_ERR_NAN);
+    } else if (th_rank() == 0) {
+        TH_IS(dtr_recv(g, c, th_size() - 1, 0, NULL, NULL), DTR_OK);
+        TH_CHECK(isnan(y[2]), "it was not sent");
+    }
+    TH_IS(dtr_batch_p2p(g, ring, 4, NULL, NULL), is_last() ? DTR_ERR_NAN : DTR_OK);
+    if (is_last()) {
+        TH_MESSAGE("element 6 of the input of rank");
+    }
+    TH_IS(dtr_group_status(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "detect", 100);
     th_add(tc, DL5_early_warning, 2, 0);
@@ -417,6 +445,7 @@ static void make(Suite *s) {
     th_add(tc, Q7_outputs_that_differ_are_named, 2, 0);
     th_add(tc, Q7_every_bit_counts, 1, 0);
     th_add(tc, FI28_peers_are_told_of_a_nan, 2, 0);
+    th_add(tc, W6_nan_in_a_message, 2, 0);
 }
 
 int main(int argc, char **argv) {

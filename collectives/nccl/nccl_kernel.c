@@ -1,0 +1,227 @@
+/* What kernels of the library do beside NCCL's: they look at inputs for NaN, and divide sums of
+ * whole numbers. A look leaves a number in memory of the device, which is copied to the host before
+ * the end event of the operation; nobody waits for it. */
+#include <stdlib.h>
+
+#include "cuda/device_kernels.h"
+#include "nccl/nccl_internal.h"
+
+enum { NAN_BLOCKS = 24, DIVIDE_BLOCKS = 1056 };
+
+typedef struct look {
+    const void *data;
+    size_t count, before; /* elements; those of the call's inputs before it */
+    dtr_dtype dtype;
+    dtr_work *of;
+} look;
+
+struct dtr__nccl_looks {
+    struct dtr__nccl_looks *next; /* idle ones; pool_lock */
+    size_t room, n, started;
+    look *look;
+    uint64_t *device, *host; /* the number of the first NaN, counted in parts that are floats */
+};
+
+/* ---- launching ---- */
+
+static unsigned blocks_for(uint64_t n, unsigned most) {
+    uint64_t blocks = (n + DTR__KERNEL_THREADS - 1) / DTR__KERNEL_THREADS;
+    return blocks == 0 ? 1 : blocks < most ? (unsigned)blocks : most;
+}
+
+/* `n` elements of `size` bytes at `p`, as many as possible 16 bytes at a time. */
+static dtr__kernel_args stretch(const void *p, uint64_t n, size_t size) {
+    return (dtr__kernel_args){ .n = n, .groups = (uintptr_t)p % 16 == 0 ? n * size / 16 : 0 };
+}
+
+static int launch(const dtr__nccl_comm *c, int kernel, const dtr__kernel_args *a, unsigned most) {
+    uint64_t items = a->groups > 0 ? a->groups : a->n;
+    return c->cuda->launch(c->device, kernel, a, blocks_for(items, most), c->stream);
+}
+
+/* ---- averages of whole numbers ---- */
+
+bool dtr__nccl_divides(const dtr__call *c) {
+    return dtr__kind_reduces(c->kind) && c->op == DTR_AVG && c->dtype < DTR_F8E4M3;
+}
+
+dtr_status dtr__nccl_divide(const dtr__nccl_comm *comm, const dtr__call *c) {
+    static const int kernels[] = { [DTR_U8] = DTR__KERNEL_divide_u8,
+                                   [DTR_I8] = DTR__KERNEL_divide_i8,
+                                   [DTR_I32] = DTR__KERNEL_divide_i32,
+                                   [DTR_I64] = DTR__KERNEL_divide_i64 };
+    if (!dtr__nccl_divides(c) || c->divisor == 1 || c->out_count == 0) {
+        return DTR_OK; /* away from the root of a reduce there is no output */
+    }
+    dtr__kernel_args a = stretch(c->out, c->out_count, dtr_dtype_size(c->dtype));
+    a.y = c->out;
+    a.pattern[0] = (uint64_t)c->divisor;
+    DTR_CUDA_TRY(launch(comm, kernels[c->dtype], &a, DIVIDE_BLOCKS), DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
+/* ---- NaN ---- */
+
+/* Without its sign a number is NaN if its bits are more than `limit`. */
+static const struct {
+    int kernel;
+    unsigned size, per; /* bytes of a float; floats of an element, 0: not looked at */
+    uint64_t limit;
+} formats[] = {
+    [DTR_F8E4M3] = { DTR__KERNEL_nan_8, 1, 1, 0x7e },
+    [DTR_F8E5M2] = { DTR__KERNEL_nan_8, 1, 1, 0x7c },
+    [DTR_F16] = { DTR__KERNEL_nan_16, 2, 1, 0x7c00 },
+    [DTR_BF16] = { DTR__KERNEL_nan_16, 2, 1, 0x7f80 },
+    [DTR_F32] = { DTR__KERNEL_nan_32, 4, 1, 0x7f800000 },
+    [DTR_F64] = { DTR__KERNEL_nan_64, 8, 1, UINT64_C(0x7ff0000000000000) },
+    [DTR_C64] = { DTR__KERNEL_nan_32, 4, 2, 0x7f800000 },
+    [DTR_C128] = { DTR__KERNEL_nan_64, 8, 2, UINT64_C(0x7ff0000000000000) },
+};
+
+static bool looked_at(const void *data, size_t count, dtr_dtype d) {
+    return data != NULL && count > 0 && formats[d].per > 0;
+}
+
+/* The inputs of a call; `to` NULL: only count them. */
+static size_t inputs(const dtr_group *g, const dtr__call *c, dtr_work *of, look *to) {
+    size_t n = 0, before = 0;
+    if (!dtr__wants_nan_check(g, c)) {
+        return 0;
+    }
+    if (c->kind != DTR__K_BATCH && looked_at(c->in, c->in_count, c->dtype)) {
+        if (to != NULL) {
+            to[n] = (look){ c->in, c->in_count, 0, c->dtype, of };
+        }
+        n++;
+    }
+    for (size_t i = 0; i < c->n_batch; i++) {
+        const dtr_buffer *b = &c->batch[i].buf;
+        if (c->batch[i].is_send && looked_at(b->data, b->count, b->dtype)) {
+            if (to != NULL) {
+                to[n] = (look){ b->data, b->count, before, b->dtype, of };
+            }
+            n++;
+        }
+        before += c->batch[i].is_send ? b->count : 0;
+    }
+    return n;
+}
+
+static void looks_free(const dtr__nccl_comm *c, dtr__nccl_looks *l) {
+    if (l->device != NULL) {
+        (void)c->cuda->free(c->device, l->device);
+    }
+    if (l->host != NULL) {
+        (void)c->cuda->pinned_free(l->host);
+    }
+    free(l->look);
+    free(l);
+}
+
+void dtr__nccl_looks_free(const dtr__nccl_comm *c) {
+    for (dtr__nccl_looks *l = c->looks, *next; l != NULL; l = next) {
+        next = l->next;
+        looks_free(c, l);
+    }
+}
+
+static dtr_status fill(const dtr__nccl_comm *c, dtr__nccl_looks *l, size_t n) {
+    enum { LEAST = 16 };
+    l->room = n > LEAST ? 2 * n : LEAST;
+    l->look = calloc(l->room, sizeof *l->look);
+    DTR_REQUIRE(l->look != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu NaN checks", n);
+    void *device = NULL, *host = NULL;
+    DTR_CUDA_TRY(c->cuda->alloc(c->device, l->room * sizeof *l->device, &device), DTR_ERR_NOMEM);
+    l->device = device;
+    DTR_CUDA_TRY(c->cuda->pinned_alloc(l->room * sizeof *l->host, &host), DTR_ERR_NOMEM);
+    l->host = host;
+    return DTR_OK;
+}
+
+static dtr_status looks_take(dtr__nccl_comm *c, size_t n, dtr__nccl_looks **looks) {
+    pthread_mutex_lock(&c->pool_lock);
+    dtr__nccl_looks **at = &c->looks;
+    while (*at != NULL && (*at)->room < n) {
+        at = &(*at)->next;
+    }
+    dtr__nccl_looks *l = *at;
+    if (l != NULL) {
+        *at = l->next;
+    }
+    pthread_mutex_unlock(&c->pool_lock);
+    if (l == NULL) {
+        l = calloc(1, sizeof *l);
+        DTR_REQUIRE(l != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu NaN checks", n);
+        dtr_status s = fill(c, l, n);
+        if (s < 0) {
+            looks_free(c, l);
+            return s;
+        }
+    }
+    l->n = n;
+    l->started = 0;
+    *looks = l;
+    return DTR_OK;
+}
+
+void dtr__nccl_looks_give(dtr__nccl_comm *c, dtr__nccl_looks *l) {
+    pthread_mutex_lock(&c->pool_lock);
+    l->next = c->looks;
+    c->looks = l;
+    pthread_mutex_unlock(&c->pool_lock);
+}
+
+dtr_status dtr__nccl_looks_for(const dtr_group *g, dtr__nccl_comm *c, dtr_work *const *works,
+                               size_t n, dtr__nccl_looks **looks) {
+    size_t inputs_n = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool native = works[i]->backend == &dtr__backend_nccl;
+        inputs_n += native ? inputs(g, &works[i]->call, works[i], NULL) : 0;
+    }
+    if (inputs_n == 0) {
+        return DTR_OK;
+    }
+    DTR_TRY(looks_take(c, inputs_n, looks));
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (works[i]->backend == &dtr__backend_nccl) {
+            at += inputs(g, &works[i]->call, works[i], (*looks)->look + at);
+        }
+    }
+    return DTR_OK;
+}
+
+dtr_status dtr__nccl_looks_launch(const dtr__nccl_comm *c, dtr__nccl_looks *l) {
+    size_t nbytes = l->n * sizeof *l->device;
+    DTR_CUDA_TRY(c->cuda->fill(c->device, l->device, 0xff, nbytes, c->stream), DTR_ERR_CUDA);
+    for (size_t i = 0; i < l->n; i++) {
+        const look *k = &l->look[i];
+        dtr__kernel_args a =
+            stretch(k->data, k->count * formats[k->dtype].per, formats[k->dtype].size);
+        a.x = k->data;
+        a.y = l->device + i;
+        a.pattern[1] = formats[k->dtype].limit;
+        DTR_CUDA_TRY(launch(c, formats[k->dtype].kernel, &a, NAN_BLOCKS), DTR_ERR_CUDA);
+    }
+    DTR_CUDA_TRY(c->cuda->copy(c->device, l->host, l->device, nbytes, DTR__COPY_TO_HOST, c->stream),
+                 DTR_ERR_CUDA);
+    l->started = l->n;
+    return DTR_OK;
+}
+
+void dtr__nccl_looks_tell(const dtr__nccl_looks *l) {
+    for (size_t i = 0; i < l->started; i++) {
+        const look *k = &l->look[i];
+        if (l->host[i] == UINT64_MAX) {
+            continue;
+        }
+        pthread_mutex_lock(&k->of->group->queue_lock);
+        if (!atomic_load_explicit(&k->of->ended, memory_order_relaxed) &&
+            k->of->own_status == DTR_OK) {
+            k->of->nan_index = k->before + (size_t)(l->host[i] / formats[k->dtype].per);
+            k->of->own_status = DTR_ERR_NAN;
+            dtr__work_write_nan_error(k->of, k->of);
+        }
+        pthread_mutex_unlock(&k->of->group->queue_lock);
+    }
+}
