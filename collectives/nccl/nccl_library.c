@@ -8,6 +8,7 @@
 #include <nccl.h>
 
 #include "cuda/cuda_scope.h"
+#include "nccl/nccl_names.h"
 #include "nccl/nccl_ops.h"
 
 #if NCCL_VERSION_CODE < 21800
@@ -18,27 +19,13 @@
 
 /* X(function): all that the oldest version has; Y(function): what is used where it is found. */
 #define ALL_FUNCTIONS(X, Y)     \
-    X(ncclGetVersion)           \
-    X(ncclGetUniqueId)          \
-    X(ncclCommInitRankConfig)   \
+    DTR__NCCL_COMMON(X)         \
     X(ncclCommSplit)            \
     X(ncclCommFinalize)         \
-    X(ncclCommDestroy)          \
-    X(ncclCommAbort)            \
     X(ncclCommGetAsyncError)    \
-    X(ncclGetErrorString)       \
     X(ncclGetLastError)         \
-    X(ncclGroupStart)           \
-    X(ncclGroupEnd)             \
     X(ncclRedOpCreatePreMulSum) \
     X(ncclRedOpDestroy)         \
-    X(ncclAllReduce)            \
-    X(ncclBroadcast)            \
-    X(ncclReduce)               \
-    X(ncclAllGather)            \
-    X(ncclReduceScatter)        \
-    X(ncclSend)                 \
-    X(ncclRecv)                 \
     Y(ncclAlltoAll, AlltoAll)   \
     Y(ncclGather, Gather)       \
     Y(ncclScatter, Scatter)

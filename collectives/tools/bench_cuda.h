@@ -1,4 +1,4 @@
-/* Between the CUDA and the NCCL side of dtr-bench --device cuda. */
+/* Between the CUDA and the NCCL side of dtr-bench --device cuda: what bench_nccl.c has. */
 #ifndef DTR_BENCH_CUDA_H
 #define DTR_BENCH_CUDA_H
 
@@ -6,10 +6,6 @@
 
 #include "bench.h"
 
-/* A symbol of a library; ends the program where it has none. */
-void *bench_symbol(void *library, const char *name);
-
-/* ---- bench_nccl.c ---- */
 /* A communicator of all ranks as a program without this library makes one. Collective; false, on
  * all ranks, where it cannot be had, which bench_nccl_text explains. */
 bool bench_nccl_open(int rank, int size);

@@ -6,28 +6,14 @@
 #include <nccl.h>
 
 #include "bench_cuda.h"
+#include "measure_cuda.h"
+#include "nccl/nccl_names.h"
 
-#define ALL_NCCL(X)           \
-    X(ncclGetVersion)         \
-    X(ncclGetUniqueId)        \
-    X(ncclCommInitRankConfig) \
-    X(ncclCommDestroy)        \
-    X(ncclCommAbort)          \
-    X(ncclGetErrorString)     \
-    X(ncclGroupStart)         \
-    X(ncclGroupEnd)           \
-    X(ncclAllReduce)          \
-    X(ncclBroadcast)          \
-    X(ncclReduce)             \
-    X(ncclAllGather)          \
-    X(ncclReduceScatter)      \
-    X(ncclSend)               \
-    X(ncclRecv)
 #define MEMBER(f) __typeof__(&f) f;
-#define FIND(f) *(void **)&nccl.f = bench_symbol(library, #f);
+#define FIND(f) *(void **)&nccl.f = measure_symbol("dtr-bench", library, #f);
 
 static struct {
-    ALL_NCCL(MEMBER)
+    DTR__NCCL_COMMON(MEMBER)
     ncclComm_t comm;
     char text[300];
 } nccl;
@@ -62,7 +48,7 @@ bool bench_nccl_open(int rank, int size) {
     if (!everywhere(library != NULL)) {
         return refuse("libnccl.so.2 cannot be loaded on every rank");
     }
-    ALL_NCCL(FIND)
+    DTR__NCCL_COMMON(FIND)
     require(nccl.ncclGetVersion(&version), "ncclGetVersion");
     if (rank == 0) {
         require(nccl.ncclGetUniqueId(&id), "ncclGetUniqueId");

@@ -7,6 +7,7 @@
 #include <dtr/mpi.h>
 
 #include "bench.h"
+#include "measure_cuda.h"
 
 /* ---- contenders ---- */
 
@@ -256,16 +257,6 @@ static int run(const bench_options *o, dtr_world *w) {
     return r.wrong > 0 ? 1 : calm ? 0 : 3;
 }
 
-/* The GPUs of a host are dealt out to its ranks in turn. */
-static dtr_device choose_device(bool cuda) {
-    int local = 0, count = cuda ? dtr_device_count(DTR_CUDA) : 0;
-    MPI_Comm host;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    MPI_Comm_rank(host, &local);
-    MPI_Comm_free(&host);
-    return (dtr_device){ cuda ? DTR_CUDA : DTR_CPU, count > 0 ? local % count : 0 };
-}
-
 static int run_in_world(const bench_options *o, bool loud) {
     dtr_world *w = NULL;
     dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
@@ -278,7 +269,8 @@ static int run_in_world(const bench_options *o, bool loud) {
         }
         return 2;
     }
-    wo.device = choose_device(o->cuda);
+    wo.device.type = o->cuda ? DTR_CUDA : DTR_CPU;
+    wo.device.index = o->cuda ? measure_cuda_index(dtr_device_count(DTR_CUDA)) : 0;
     wo.has_device = true;
     if (dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w) != DTR_OK) {
         fprintf(stderr, "dtr-bench: %s\n", dtr_last_error_message());

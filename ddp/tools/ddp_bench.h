@@ -16,6 +16,7 @@ typedef struct ddp_bench_options {
     int steps, warmup, runs;
     bool view, copy, peer, gauge, has_reduce_dtype,
         list;    /* view and copy: as asked for, then as it is */
+    bool cuda;   /* parameters and gradients in device memory, and times by events there */
     int builtin; /* dtr_ddp_builtin, -1: none */
     dtr_dtype reduce_dtype;
     compute_kind compute;
@@ -62,6 +63,9 @@ typedef struct ddp_bench {
     dtr_ddp_stats stats;
     double gauge[2];
     bool calm;
+    dtr_device device;
+    float *pinned; /* device: one gradient as the host writes and reads it */
+    double *host;  /* device: [steps] seconds until dtr's calls had returned, without compute */
 } ddp_bench;
 
 /* ddp_bench_run.c */
@@ -70,6 +74,16 @@ void bench_close(ddp_bench *b);
 void bench_run(ddp_bench *b);                       /* fills samples, wrong, allocations, stats */
 void bench_require(dtr_status s, const char *what); /* ends the job where s is an error */
 void *bench_memory(size_t nbytes);
+void bench_arithmetic(double loops); /* keeps the calling thread busy */
+
+/* ddp_bench_device.c */
+void device_open(ddp_bench *b); /* ends the job where this rank has no device */
+void device_close(ddp_bench *b);
+/* One step of dtr, or of nobody: seconds by events, of the slowest rank; *host: until all calls had
+ * returned. */
+double device_step(const ddp_bench *b, who w, double *host);
+void device_write(const ddp_bench *b, float *to, const float *from, size_t n);
+void device_read(const ddp_bench *b, float *to, const float *from, size_t n);
 
 /* ddp_bench_mpi.c */
 void peer_open(mpi_peer *p, const dtr_plan *plan, size_t n_params, bool view);

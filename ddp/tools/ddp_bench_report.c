@@ -3,11 +3,23 @@
 
 #include "ddp_bench.h"
 #include "measure.h"
+#include "measure_cuda.h"
 
 static const char *const compute_names[] = { "device", "cpu", "none" };
 /* Below this a step's exposed time is the clock's and the scheduler's noise; ratios use it as
  * floor. */
 static const double FLOOR_S = 1e-4;
+
+/* As asked for: which one serves device memory follows from it, call by call. */
+static const char *backend(const ddp_bench *b) {
+    dtr_group_info info = DTR_GROUP_INFO_INIT;
+    bench_require(dtr_group_get_info(b->group, &info), "dtr_group_get_info");
+    return info.backend_asked;
+}
+
+static double host_s(const ddp_bench *b) {
+    return measure_median(b->host, b->o->steps);
+}
 
 void report_head(const ddp_bench *b) {
     char mpi[128], cpu[128];
@@ -19,6 +31,11 @@ void report_head(const ddp_bench *b) {
            b->o->model, b->model.n, b->model.numel, (double)b->model.numel * 4 / (1 << 20), b->size,
            dtr_world_node_count(b->world), b->o->view ? "in the buckets" : "copied to the buckets",
            b->o->hook, b->o->has_reduce_dtype ? dtr_dtype_name(b->o->reduce_dtype) : "f32");
+    if (b->o->cuda) {
+        printf("# on %s through %s; times of the device by events, of the host until the calls had "
+               "returned\n",
+               measure_cuda->name(), backend(b));
+    }
     printf("# peer: MPI_Allreduce in place of the same buckets in f32, not divided; 'mpi after' "
            "backward, 'mpi inline' as each bucket is complete\n"
            "# time: median over steps of the slowest rank; exposed: over the same backward without "
@@ -110,6 +127,10 @@ void report_run(const ddp_bench *b, int run) {
         printf("; %.1f allocations per steady step", b->allocations);
     }
     printf("\n");
+    if (b->o->cuda) {
+        printf("# a step costs the host %.1f us, %.2f us per tensor\n", host_s(b) * 1e6,
+               host_s(b) * 1e6 / (double)b->model.n);
+    }
     if (b->o->gauge) {
         measure_print_gauge(b->gauge[0], b->gauge[1], b->calm);
     }
@@ -132,6 +153,13 @@ static void json_backward(FILE *to, const ddp_bench *b) {
     }
 }
 
+static void json_device(FILE *to, const ddp_bench *b) {
+    fprintf(to, ", \"device\": ");
+    measure_json_text(to, measure_cuda->name());
+    fprintf(to, ", \"backend\": ");
+    measure_json_text(to, backend(b));
+}
+
 static void json_head(FILE *to, const ddp_bench *b) {
     char text[128];
     fprintf(to, "{\"tool\": \"dtr-ddp-bench\", \"version\": ");
@@ -142,6 +170,9 @@ static void json_head(FILE *to, const ddp_bench *b) {
     measure_cpu_name(text, sizeof text);
     fprintf(to, ", \"cpu\": ");
     measure_json_text(to, text);
+    if (b->o->cuda) {
+        json_device(to, b);
+    }
     fprintf(to, ",\n \"model\": ");
     measure_json_text(to, b->o->model);
     fprintf(to,
@@ -160,6 +191,10 @@ void report_json(FILE *to, const ddp_bench *b, int run) {
     fprintf(to, "%s\n  {\"run\": %d, \"buckets\": %zu, \"collectives\": %zu, \"sync_ms\": %.4f",
             run == 1 ? "" : ",", run, b->stats.last.buckets, b->stats.last.collectives,
             median(b, PHASE_SYNC, WHO_DTR) * 1e3);
+    if (b->o->cuda) {
+        fprintf(to, ", \"host_us\": %.3f, \"host_us_per_tensor\": %.4f", host_s(b) * 1e6,
+                host_s(b) * 1e6 / (double)b->model.n);
+    }
     if (b->o->peer) {
         fprintf(to, ", \"mpi_sync_ms\": %.4f, \"sync_ratio\": %.4f",
                 median(b, PHASE_SYNC, WHO_MPI) * 1e3, sync_ratio(b));

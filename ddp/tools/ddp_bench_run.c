@@ -32,7 +32,7 @@ void *bench_memory(size_t nbytes) {
 
 static volatile double sink; /* keeps the compiler from dropping the arithmetic */
 
-static void arithmetic(double loops) {
+void bench_arithmetic(double loops) {
     double a = 1, b = 1, c = 1, d = 1;
     for (uint64_t i = (uint64_t)loops; i > 0;
          i--) { /* stays in registers: no memory traffic of its own */
@@ -51,7 +51,7 @@ static double calibrate(void) {
     for (int i = 0; i < TIMES; i++) {
         MPI_Barrier(MPI_COMM_WORLD);
         double start = measure_now();
-        arithmetic(LOOPS);
+        bench_arithmetic(LOOPS);
         double rate = LOOPS / measure_slowest(measure_now() - start);
         best = rate > best ? rate : best;
     }
@@ -75,7 +75,7 @@ static void compute(const ddp_bench *b, double start, size_t before, size_t nume
     if (b->o->compute == COMPUTE_DEVICE) {
         sleep_until(start + b->compute_s * ((double)(before + numel) / all));
     } else {
-        arithmetic(b->compute_s * b->loops_per_s * ((double)numel / all));
+        bench_arithmetic(b->compute_s * b->loops_per_s * ((double)numel / all));
     }
 }
 
@@ -103,7 +103,11 @@ static float *gradient(const ddp_bench *b, who w, size_t i) {
 
 static void fill_all(const ddp_bench *b, who w, int step) {
     for (size_t i = 0; w != WHO_NONE && i < b->model.n; i++) {
-        fill(gradient(b, w, i), b->model.params[i].numel, b->rank, step);
+        size_t n = b->model.params[i].numel;
+        fill(b->o->cuda ? b->pinned : gradient(b, w, i), n, b->rank, step);
+        if (b->o->cuda) {
+            device_write(b, gradient(b, w, i), b->pinned, n);
+        }
     }
 }
 
@@ -119,6 +123,10 @@ static size_t check_all(const ddp_bench *b, who w, int step) {
     }
     for (size_t i = 0; i < b->model.n; i++) {
         const float *got = gradient(b, w, i);
+        if (b->o->cuda) {
+            device_read(b, b->pinned, got, b->model.params[i].numel);
+            got = b->pinned;
+        }
         for (size_t k = 0; k < b->model.params[i].numel; k++) {
             wrong += !(fabsf(got[k] - want[k % 5]) <= 1e-5F * want[k % 5]);
         }
@@ -129,10 +137,15 @@ static size_t check_all(const ddp_bench *b, who w, int step) {
 
 /* ---- one step ---- */
 
-static double step(ddp_bench *b, who w) {
+static double step(ddp_bench *b, who w, double *host) {
     size_t n = b->model.n, before = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     uint64_t allocated = allocations();
+    if (b->o->cuda) {
+        double took = device_step(b, w, host);
+        b->allocated += allocations() - allocated;
+        return took;
+    }
     double start = measure_now();
     if (w == WHO_MPI || w == WHO_INLINE) {
         peer_begin(&b->peer);
@@ -169,7 +182,11 @@ static void run_phase(ddp_bench *b, phase p) {
             who w = (who)((k + round) % WHO_COUNT);
             if (takes_part(b, p, w)) {
                 fill_all(b, w, round); /* fresh data, outside of the timing */
-                b->samples[p][w][round] = step(b, w);
+                double host = 0;
+                b->samples[p][w][round] = step(b, w, &host);
+                if (p == PHASE_SYNC && w == WHO_DTR) {
+                    b->host[round] = host;
+                }
             }
         }
     }
@@ -181,7 +198,7 @@ static void warm_up(ddp_bench *b) {
     b->compute_s = 0;
     for (int i = 0; i < b->o->warmup; i++) {
         fill_all(b, WHO_DTR, i);
-        step(b, WHO_DTR);
+        step(b, WHO_DTR, &(double){ 0 });
         b->wrong[WHO_DTR] = b->checked ? check_all(b, WHO_DTR, i) : 0;
     }
     if (b->o->peer && b->peer.buckets == NULL) {
@@ -189,7 +206,7 @@ static void warm_up(ddp_bench *b) {
     }
     for (int i = 0; b->o->peer && i < 2; i++) {
         fill_all(b, WHO_MPI, i);
-        step(b, i == 0 ? WHO_MPI : WHO_INLINE);
+        step(b, i == 0 ? WHO_MPI : WHO_INLINE, &(double){ 0 });
         b->wrong[i == 0 ? WHO_MPI : WHO_INLINE] = check_all(b, WHO_MPI, i);
     }
 }
@@ -202,7 +219,7 @@ static void count_allocations(ddp_bench *b) {
     }
     b->allocated = 0;
     for (int i = 0; i < STEPS; i++) {
-        step(b, WHO_DTR);
+        step(b, WHO_DTR, &(double){ 0 });
     }
     b->allocations = measure_slowest((double)b->allocated / STEPS);
 }
@@ -234,8 +251,8 @@ static void make_params(ddp_bench *b) {
     for (size_t i = 0; i < b->model.n; i++) {
         const model_param *p = &b->model.params[i];
         b->params[i].name = p->name;
-        bench_require(dtr_tensor_empty(b->world, DTR_F32, (dtr_device){ DTR_CPU, 0 },
-                                       DTR_MEM_DEFAULT, p->ndim, p->shape, &b->params[i].value),
+        bench_require(dtr_tensor_empty(b->world, DTR_F32, b->device, DTR_MEM_DEFAULT, p->ndim,
+                                       p->shape, &b->params[i].value),
                       p->name);
     }
 }
@@ -249,6 +266,11 @@ void bench_open(ddp_bench *b, const ddp_bench_options *o, dtr_world *w) {
     b->size = dtr_world_size(w);
     b->checked = o->builtin <= (int)DTR_HOOK_BF16;
     b->loops_per_s = o->compute == COMPUTE_CPU ? calibrate() : 0;
+    b->host = bench_memory((size_t)o->steps * sizeof *b->host);
+    b->device = (dtr_device){ DTR_CPU, 0 };
+    if (o->cuda) {
+        device_open(b);
+    }
     make_params(b);
     d.bucket_cap_bytes = o->bucket_bytes;
     d.first_bucket_bytes = o->first_bytes;
@@ -274,6 +296,10 @@ void bench_close(ddp_bench *b) {
         dtr_tensor_release(b->params[i].value);
     }
     free(b->params);
+    free(b->host);
+    if (b->o->cuda) {
+        device_close(b);
+    }
     peer_close(&b->peer, b->model.n, b->o->view);
     for (int p = 0; p < PHASES; p++) {
         for (int k = 0; k < WHO_COUNT; k++) {

@@ -8,12 +8,16 @@
 
 #include "ddp_bench.h"
 #include "measure.h"
+#include "measure_cuda.h"
 
 static const char help[] =
     "dtr-ddp-bench - times data-parallel steps of a model's gradients, paired with plain MPI\n"
     "  mpirun -n 2 --bind-to none dtr-ddp-bench [options]\n\n"
     "  -m, --model NAME      gpt2 (124M, 148 tensors), resnet50 (161 tensors), or a file with one\n"
     "                        parameter a line: name and sizes, as \"fc.weight 1000 2048\" (gpt2)\n"
+    "  -D, --device NAME     cpu, or cuda: gradients in device memory, device compute is copies "
+    "there,\n"
+    "                        times are those of events, and there is no peer (cpu)\n"
     "  -b, --bucket SIZE     bytes per bucket, as 512K, 25M (25M)\n"
     "      --first-bucket SIZE   of the first one (1M)\n"
     "  -g, --grads NAME      view: gradients lie in the buckets; copy: in memory of their own "
@@ -40,23 +44,15 @@ static const char help[] =
 
 enum { FIRST = 256, NO_PEER, NO_GAUGE };
 static const struct option table[] = {
-    { "model", 1, NULL, 'm' },
-    { "bucket", 1, NULL, 'b' },
-    { "first-bucket", 1, NULL, FIRST },
-    { "grads", 1, NULL, 'g' },
-    { "reduce-dtype", 1, NULL, 'd' },
-    { "hook", 1, NULL, 'k' },
-    { "steps", 1, NULL, 's' },
-    { "warmup", 1, NULL, 'w' },
-    { "runs", 1, NULL, 'R' },
-    { "compute", 1, NULL, 'c' },
-    { "compute-ms", 1, NULL, 't' },
-    { "no-peer", 0, NULL, NO_PEER },
-    { "json", 1, NULL, 'j' },
-    { "list", 0, NULL, 'l' },
-    { "no-gauge", 0, NULL, NO_GAUGE },
-    { "help", 0, NULL, 'h' },
-    { NULL, 0, NULL, 0 },
+    { "model", 1, NULL, 'm' },       { "device", 1, NULL, 'D' },
+    { "bucket", 1, NULL, 'b' },      { "first-bucket", 1, NULL, FIRST },
+    { "grads", 1, NULL, 'g' },       { "reduce-dtype", 1, NULL, 'd' },
+    { "hook", 1, NULL, 'k' },        { "steps", 1, NULL, 's' },
+    { "warmup", 1, NULL, 'w' },      { "runs", 1, NULL, 'R' },
+    { "compute", 1, NULL, 'c' },     { "compute-ms", 1, NULL, 't' },
+    { "no-peer", 0, NULL, NO_PEER }, { "json", 1, NULL, 'j' },
+    { "list", 0, NULL, 'l' },        { "no-gauge", 0, NULL, NO_GAUGE },
+    { "help", 0, NULL, 'h' },        { NULL, 0, NULL, 0 },
 };
 
 static bool take_dtype(ddp_bench_options *o) {
@@ -96,11 +92,16 @@ static bool take(void *to, int which) {
     ddp_bench_options *o = to;
     static const char *const computes[] = { "device", "cpu", "none", NULL };
     static const char *const grads[] = { "view", "copy", NULL };
+    static const char *const devices[] = { "cpu", "cuda", NULL };
     int i = 0;
     switch (which) {
     case 'm':
         o->model = optarg;
         return true;
+    case 'D':
+        i = measure_word(optarg, devices);
+        o->cuda = i == 1;
+        return i >= 0;
     case 'b':
         return measure_parse_size(optarg, &o->bucket_bytes) && o->bucket_bytes > 0;
     case FIRST:
@@ -143,7 +144,7 @@ static bool take(void *to, int which) {
     }
 }
 
-static const measure_command command = { "dtr-ddp-bench", help, "m:b:g:d:k:s:w:R:c:t:j:lh", table,
+static const measure_command command = { "dtr-ddp-bench", help, "m:D:b:g:d:k:s:w:R:c:t:j:lh", table,
                                          take };
 
 /* -1: go on; else the exit status. */
@@ -152,8 +153,11 @@ static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
     if (done >= 0) {
         return done;
     }
-    if (optind < argc || (o->has_reduce_dtype && o->view)) {
-        if (loud && optind < argc) {
+    bool no_cuda = o->cuda && measure_cuda == NULL;
+    if (optind < argc || no_cuda || (o->has_reduce_dtype && o->view)) {
+        if (loud && no_cuda) {
+            fprintf(stderr, "dtr-ddp-bench: --device cuda needs a build with CUDA (DTR_CUDA=ON)\n");
+        } else if (loud && optind < argc) {
             fprintf(stderr, "dtr-ddp-bench: cannot make sense of \"%s\"; see --help\n",
                     argv[optind]);
         } else if (loud) {
@@ -163,6 +167,7 @@ static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
         return 2;
     }
     o->view = !o->copy && !o->has_reduce_dtype;
+    o->peer = o->peer && !o->cuda;
     return -1;
 }
 
@@ -227,7 +232,11 @@ static int prepare_and_run(const ddp_bench_options *o) {
         fprintf(stderr, "dtr-ddp-bench: rank %d: %s\n", rank, error);
     }
     if (any == 0) {
-        bench_require(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w),
+        dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
+        wo.device.type = o->cuda ? DTR_CUDA : DTR_CPU;
+        wo.device.index = o->cuda ? measure_cuda_index(dtr_device_count(DTR_CUDA)) : 0;
+        wo.has_device = true;
+        bench_require(dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w),
                       "dtr_world_create_from_comm");
         status = run(o, m, w, json);
         bench_require(dtr_world_destroy(w), "dtr_world_destroy");

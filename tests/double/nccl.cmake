@@ -34,13 +34,17 @@ foreach(pose wanted:DTR_FAKE_CUDA_UUID=one old:DTR_FAKE_NCCL_VERSION=21701 mixed
     ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
 endforeach()
 
-# dtr-bench on device memory, paired with NCCL itself. Not under the thread sanitizer, as the other tools' tests.
+# dtr-bench on device memory, paired with NCCL itself, and dtr-ddp-bench. Not under the thread sanitizer, as the other tools'
+# tests.
 if(NOT DTR_SANITIZE MATCHES "thread")
-  add_dependencies(double dtr-bench)
-  add_test(NAME double_bench COMMAND ${Python3_EXECUTABLE} -B "${PROJECT_SOURCE_DIR}/tests/tools/bench_device.py" ${DTR_MPIEXEC}
-    $<TARGET_FILE:dtr-bench>)
-  set_tests_properties(double_bench PROPERTIES LABELS double TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77
-    ENVIRONMENT "${DTR_TEST_ENVIRONMENT};${DTR_DOUBLE_ENVIRONMENT}")
+  foreach(tool bench ddp_bench)
+    string(REPLACE "_" "-" program dtr-${tool})
+    add_dependencies(double ${program})
+    add_test(NAME double_${tool} COMMAND ${Python3_EXECUTABLE} -B "${PROJECT_SOURCE_DIR}/tests/tools/${tool}_device.py"
+      ${DTR_MPIEXEC} $<TARGET_FILE:${program}>)
+    set_tests_properties(double_${tool} PROPERTIES LABELS double TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77
+      ENVIRONMENT "${DTR_TEST_ENVIRONMENT};${DTR_DOUBLE_ENVIRONMENT}")
+  endforeach()
 endif()
 
 # GP9, GP5, A13: which backend would serve device memory, and why, as dtr-info tells it.
