@@ -1,51 +1,93 @@
-"""Static checks of the kernels, which need nvcc and no GPU: no register is spilled, nothing is kept in local memory, and every kernel that moves data reads
-and writes 16 bytes at a time.
+"""Static checks of the kernels, which need nvcc and no GPU: no register is spilled, nothing is kept in local memory, and every
+kernel that moves data reads and writes 16 bytes at a time, in PTX and, where nvdisasm or cuobjdump is found, in the machine's
+code. Every .cu of the layers is looked at, and a file with a bad kernel of each kind is, to see that it is found.
 
-Usage: kernels.py NVCC SOURCE.cu INCLUDE_DIR
+Usage: kernels.py NVCC TREE BAD.cu
 """
+import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 
-nvcc, source, include = sys.argv[1:]
+nvcc, tree, bad = sys.argv[1:]
+LAYERS = ("runtime", "collectives", "tensor", "ddp")
 ONCE_PER_THREAD = ("largest_", "squares_", "nan_")  # write one number each; largest_ also reads one by one
-WIDE = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
-problems = []
+PTX = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
+SASS = {"ld": re.compile(r"\bLDG\.E\.(\w+\.)*128"), "st": re.compile(r"\bSTG\.E\.(\w+\.)*128")}
+WORD = {"ld": "load", "st": "store"}
 
 
-def compile_to(name, *flags):
+def output(command):
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        sys.exit("%s fails:\n%s" % (command[0], run.stderr))
+    return run.stdout, run.stderr
+
+
+def disassembler():
+    """The command for a cubin, [] where the toolkit has none."""
+    for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-sass")):
+        path = shutil.which(tool) or os.path.join(os.path.dirname(os.path.realpath(nvcc)), tool)
+        if os.path.exists(path):
+            return [path, option]
+    return []
+
+
+def compile_all(source):
+    """What ptxas says, PTX, and the machine's code or ""."""
+    flags = [nvcc, "-arch=sm_90", "-fmad=false", "-I" + os.path.join(tree, "collectives")]
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, name)
-        run = subprocess.run([nvcc, "-arch=sm_90", "-fmad=false", "-I" + include, *flags, "-o", path, source],
-                             capture_output=True, text=True)
-        if run.returncode != 0:
-            sys.exit("nvcc fails:\n" + run.stderr)
-        with open(path, errors="replace") as f:
-            return run.stderr, f.read()
+        cubin, ptx = os.path.join(folder, "kernels.cubin"), os.path.join(folder, "kernels.ptx")
+        _, report = output(flags + ["-cubin", "-Xptxas", "-v", "-o", cubin, source])
+        output(flags + ["-ptx", "-o", ptx, source])
+        with open(ptx, encoding="utf-8") as text:
+            return report, text.read(), output(disassembler() + [cubin])[0] if disassembler() else ""
 
 
-report, _ = compile_to("kernels.o", "-c", "-Xptxas", "-v")
-spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", report)]
-if not spills:
-    problems.append("ptxas says nothing about spills: is the check broken?")
-if any(spills):
-    problems.append("registers are spilled: see nvcc -Xptxas -v " + source)
+def widths(kernels, wide, where):
+    for name, text in sorted(kernels.items()):
+        if name != "fill" and not name.startswith("largest_") and not wide["ld"].search(text):
+            yield "%s has no load of 16 bytes in %s" % (name, where)
+        if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
+            yield "%s has no store of 16 bytes in %s" % (name, where)
 
-frames = re.findall(r"properties for dtr_kernel_(few|most)_.*\n +(\d+) bytes stack frame", report)
-if len(frames) < 30 or any(int(n) for _, n in frames):
-    problems.append("a table of stretches is copied to local memory: see nvcc -Xptxas -v " + source)
 
-_, ptx = compile_to("kernels.ptx", "-ptx")
-kernels = dict(re.findall(r"\.entry dtr_kernel_(\w+)\((.*?)\n}", ptx, re.S))
-for name, text in sorted(kernels.items()):
-    if name != "fill" and not name.startswith("largest_") and not WIDE["ld"].search(text):
-        problems.append("%s has no load of 16 bytes" % name)
-    if not name.startswith(ONCE_PER_THREAD) and not WIDE["st"].search(text):
-        problems.append("%s has no store of 16 bytes" % name)
-if len(kernels) < 60:
-    problems.append("only %d kernels found: is the check broken?" % len(kernels))
-if problems:
-    sys.exit("\n".join(problems))
-print("%d kernels: no spills, accesses of 16 bytes" % len(kernels))
+def check(source):
+    """(number of kernels, what is wrong with them)."""
+    report, ptx, sass = compile_all(source)
+    problems = []
+    spills = re.findall(r"properties for (\w+)\n +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+                        report)
+    if not spills:
+        problems.append("ptxas says nothing about spills: is the check broken?")
+    for name, frame, stores, loads in spills:
+        if int(stores) or int(loads):
+            problems.append("%s spills registers: see nvcc -Xptxas -v" % name)
+        elif int(frame) and re.match("dtr_kernel_(few|most)_", name):
+            problems.append("%s copies its table of stretches to local memory: see nvcc -Xptxas -v" % name)
+    kernels = dict(re.findall(r"\.entry dtr_kernel_(\w+)\((.*?)\n}", ptx, re.S))
+    problems += widths(kernels, PTX, "PTX")
+    if sass:
+        code = dict(re.findall(r"\.text\.dtr_kernel_(\w+):(.*?)(?=\n\.text\.|\Z)", sass, re.S)
+                    or re.findall(r"Function : dtr_kernel_(\w+)(.*?)(?=Function :|\Z)", sass, re.S))
+        problems += ["no code found for some kernels: is the check broken?"] if set(code) != set(kernels) else []
+        problems += widths(code, SASS, "machine code")
+    return len(kernels), ["%s: %s" % (os.path.relpath(source, tree), problem) for problem in problems]
+
+
+found, wrong = 0, []
+for path in sorted(sum((glob.glob(os.path.join(tree, layer, "**", "*.cu"), recursive=True) for layer in LAYERS), [])):
+    kernels_here, wrong_here = check(path)
+    found, wrong = found + kernels_here, wrong + wrong_here
+if found < 60:
+    wrong.append("only %d kernels found: is the check broken?" % found)
+said = "\n".join(check(bad)[1])
+for text in ("narrow has no load", "narrow has no store", "dtr_kernel_spilling spills", "dtr_kernel_few_copied copies its table"):
+    if text not in said:
+        wrong.append("a bad kernel is not found (%s); of %s the check says:\n%s" % (text, bad, said))
+if wrong:
+    sys.exit("\n".join(wrong))
+print("%d kernels: no spills, accesses of 16 bytes in PTX%s" % (found, " and machine code" if disassembler() else ""))
