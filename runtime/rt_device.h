@@ -98,6 +98,15 @@ dtr_status dtr__device_check(dtr_device d, const char *what);
 enum { DTR__CUDA_TEXT = 320 };
 const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]);
 
+/* Whether operations under way use memory of a device: a block that one of them uses is not given
+ * back to CUDA, which would wait for the whole device, before they have ended. Set while the world
+ * is made. */
+typedef bool dtr__memory_used(dtr_world *world, const void *block, size_t nbytes);
+void dtr__memory_ask(dtr_world *world, dtr__memory_used *used);
+
+/* When an operation began on its device, into its record; does nothing when the slot was reused. */
+void dtr__rec_began(dtr_world *world, uint64_t number, int64_t at_ns);
+
 /* DTR_OK for code 0; else `s` with CUDA's code and text in the record and the call in the
  * message. */
 dtr_status dtr__cuda_status(int code, dtr_status s, const char *call, const char *file, int line);

@@ -10,8 +10,10 @@
 
 struct dtr__memory {
     pthread_mutex_t lock;
-    dtr__map blocks; /* pointer -> block; lock */
-    size_t nbytes;   /* handed out; lock */
+    dtr__map blocks;        /* pointer -> block; lock */
+    size_t nbytes;          /* handed out; lock */
+    dtr__memory_used *used; /* NULL: nobody uses device blocks; constant once the world is made */
+    struct block *later;    /* given back by the program, used by operations under way; lock */
 };
 
 typedef enum place { PLAIN, ARENA, PINNED, ON_DEVICE } place;
@@ -19,7 +21,9 @@ typedef enum place { PLAIN, ARENA, PINNED, ON_DEVICE } place;
 typedef struct block {
     size_t nbytes;
     place place;
-    int device; /* of ON_DEVICE */
+    int device;         /* of ON_DEVICE */
+    struct block *next; /* of those that are freed later, with ptr */
+    void *ptr;
 } block;
 
 dtr_status dtr__memory_open(dtr_world *world) {
@@ -51,11 +55,51 @@ static dtr_status release(dtr_world *world, void *ptr, block *b) {
     return DTR_OK;
 }
 
+/* ---- blocks that operations still use ---- */
+
+void dtr__memory_ask(dtr_world *world, dtr__memory_used *used) {
+    world->memory->used = used;
+}
+
+static bool in_use(dtr_world *world, const void *ptr, const block *b) {
+    return b->place == ON_DEVICE && world->memory->used != NULL &&
+           world->memory->used(world, ptr, b->nbytes);
+}
+
+static void keep_for_later(dtr__memory *m, void *ptr, block *b) {
+    b->ptr = ptr;
+    pthread_mutex_lock(&m->lock);
+    b->next = m->later;
+    m->later = b;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Free those that no operation uses any more; all: whether or not. True: one was freed. */
+static bool sweep(dtr_world *world, bool all) {
+    dtr__memory *m = world->memory;
+    bool freed = false;
+    pthread_mutex_lock(&m->lock);
+    block *list = m->later;
+    m->later = NULL;
+    pthread_mutex_unlock(&m->lock);
+    for (block *b = list, *next; b != NULL; b = next) {
+        next = b->next;
+        if (!all && in_use(world, b->ptr, b)) {
+            keep_for_later(m, b->ptr, b);
+        } else {
+            (void)release(world, b->ptr, b);
+            freed = true;
+        }
+    }
+    return freed;
+}
+
 void dtr__memory_close(dtr_world *world) {
     dtr__memory *m = world->memory;
     if (m == NULL) {
         return;
     }
+    (void)sweep(world, true);
     if (dtr__map_size(&m->blocks) > 0) {
         DTR_WARN(world,
                  "%zu blocks of dtr_alloc (%zu bytes) were not given back before the world "
@@ -129,6 +173,9 @@ static dtr_status device_memory(dtr_world *world, dtr_mem kind, block *b, void *
     void *p = NULL;
     b->place = ON_DEVICE;
     int code = ops->alloc(b->device, b->nbytes, &p);
+    if (code != 0 && sweep(world, false)) {
+        code = ops->alloc(b->device, b->nbytes, &p);
+    }
     if (code != 0) {
         ctx.native = DTR_NATIVE_CUDA;
         ctx.native_code = code;
@@ -188,5 +235,10 @@ dtr_status dtr_free(dtr_world *w, void *ptr) {
                 "dtr_free: %p is not a live pointer from dtr_alloc of this world (freed twice, or "
                 "from another allocator?)",
                 ptr);
+    if (in_use(w, ptr, b)) {
+        keep_for_later(w->memory, ptr, b);
+        return DTR_OK;
+    }
+    (void)sweep(w, false); /* CUDA is about to wait for the device anyway */
     return release(w, ptr, b);
 }

@@ -129,6 +129,7 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
         return s;
     }
     *gpus = t;
+    dtr__memory_ask(world, dtr__device_memory_used);
     return DTR_OK;
 }
 

@@ -69,6 +69,8 @@ typedef struct dtr__nccl_op {
     dtr__composite composite;
     dtr__nccl_comm *comm; /* a reference */
     dtr__nccl_event *fence, *end;
+    dtr__nccl_event *start; /* with DTR_TIMING=1 */
+    uint64_t record;        /* of the work or the scope */
     dtr__nccl_looks *looks; /* NULL: its inputs are not looked at */
     uint64_t number;        /* among the works of the communicator */
     _Atomic int launched;   /* `end` has been recorded */
@@ -144,6 +146,9 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
  * room for `n`. */
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
                              size_t n, int *ops);
+
+/* ---- nccl_use.c ---- */
+bool dtr__device_memory_used(dtr_world *world, const void *block, size_t nbytes);
 
 /* ---- nccl_kernel.c ---- */
 /* Whether NCCL only adds up, and the sums are divided behind it; the division of a call's output,

@@ -94,7 +94,7 @@ static size_t inputs(const dtr_group *g, const dtr__call *c, dtr_work *of, look 
         }
         n++;
     }
-    for (size_t i = 0; i < c->n_batch; i++) {
+    for (size_t i = 0; c->kind == DTR__K_BATCH && i < c->n_batch; i++) {
         const dtr_buffer *b = &c->batch[i].buf;
         if (c->batch[i].is_send && looked_at(b->data, b->count, b->dtype)) {
             if (to != NULL) {

@@ -7,4 +7,5 @@ list(APPEND DTR_COLL_SOURCES
   nccl/nccl_kernel.c
   nccl/nccl_move.c
   nccl/nccl_split.c
+  nccl/nccl_use.c
   nccl/nccl_why.c)

@@ -1,5 +1,5 @@
 /* What goes with an operation on the stand-ins: kernels of the library before and behind NCCL's,
- * that is averages of whole numbers and looks for NaN. */
+ * that is averages of whole numbers and looks for NaN; and memory that it still uses. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -284,11 +284,122 @@ START_TEST(Z4_whose_inputs) {
 }
 END_TEST
 
+/* ---- memory in use ---- */
+
+/* A stream that waits for an event which the test holds. */
+static cudaStream_t held_stream(cudaEvent_t *open) {
+    cudaStream_t stream;
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_fake_cuda_hold(*open, 1);
+    cudaEventRecord(*open, stream);
+    cudaStreamWaitEvent(stream, *open, 0);
+    return stream;
+}
+
+/* Nothing of earlier tests is under way, or waits to be freed. */
+static void settle(void) {
+    TH_IS(dtr_group_drain(th_group(), -1), DTR_OK);
+    drop(filled(1, 1));
+}
+
+static void expect_live(size_t want, const char *what) {
+    size_t live = dtr_fake_cuda_live("device");
+    TH_CHECK(live == want, "%s: %zu blocks, not %zu", what, live, want);
+}
+
+/* J4, J5, J9, J14, J18, J19: a block that an operation uses, as input, output, factor, entry of a
+ * batch or member of a scope, is taken back without waiting and freed when the operation has ended.
+ */
+START_TEST(J4_a_used_block_is_freed_later) {
+    enum { BLOCKS = 8 };
+    int size = th_size(), next = (th_rank() + 1) % size, before = (th_rank() + size - 1) % size;
+    bool alone = size == 1; /* no factor and no messages */
+    dtr_buffer b[BLOCKS], unused = filled(N, 1);
+    float half = 0.5f;
+    for (int i = 0; i < BLOCKS; i++) {
+        b[i] = i == 2 ? device_f32(1) : filled(N, 1);
+    }
+    put(b[2], &half);
+    allreduce_good(th_group());
+    settle();
+    cudaEvent_t open;
+    cudaStream_t stream = held_stream(&open);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT, factor = DTR_COLL_OPTIONS_INIT;
+    factor.stream = o.stream = stream;
+    factor.premul_device = b[2].data;
+    dtr_work *w[3] = { NULL, NULL, NULL };
+    dtr_p2p ring[] = { { true, b[3], next, 0 }, { false, b[4], before, 0 } };
+    TH_IS(dtr_allreduce(th_group(), b[0], b[1], alone ? DTR_SUM : DTR_PREMUL_SUM, &factor, &w[0]),
+          DTR_OK);
+    if (!alone) {
+        TH_IS(dtr_batch_p2p(th_group(), ring, 2, &o, &w[1]), DTR_OK);
+    }
+    TH_IS(dtr_coalesce_begin(th_group()), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), b[5], b[5], DTR_SUM, &o, NULL), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), b[6], b[7], DTR_SUM, &o, NULL), DTR_OK);
+    TH_IS(dtr_coalesce_end(th_group(), &w[2]), DTR_OK);
+    TH_CHECK(cudaStreamDestroy(stream) == cudaSuccess, "the operations do not need it");
+    size_t live = dtr_fake_cuda_live("device");
+    dtr_fake_cuda_log_start();
+    for (int i = 0; i < BLOCKS; i++) {
+        if (!alone || i < 2 || i > 4) {
+            drop(b[i]);
+            expect_live(live, "a block in use was freed");
+            TH_IS(dtr_free(th_world(), b[i].data), DTR_ERR_ARG); /* it is gone for the program */
+        }
+    }
+    dtr_fake_cuda_hold(open, 0);
+    for (int i = 0; i < 3; i++) {
+        TH_IS(dtr_work_synchronize(w[i], -1), DTR_OK);
+        TH_IS(dtr_work_release(w[i]), DTR_OK);
+    }
+    drop(unused);
+    expect_live(live - (alone ? 6 : 9), "blocks were kept after the operations");
+    for (int i = 2; alone && i < 5; i++) {
+        drop(b[i]);
+    }
+    TH_CHECK(cudaEventDestroy(open) == cudaSuccess, "event");
+    TH_AGREE();
+}
+END_TEST
+
+/* J4: an allocation that fails is tried again once such blocks have been freed. */
+START_TEST(J4_memory_comes_back) {
+    cudaEvent_t open;
+    dtr_buffer b = filled(N, 1);
+    allreduce_good(th_group());
+    settle();
+    cudaStream_t stream = held_stream(&open);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = stream;
+    dtr_work *w = NULL;
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, &w), DTR_OK);
+    drop(b);
+    fault("DTR_FAKE_CUDA_ERR", "cudaMalloc:1:2,cudaMalloc:2:2");
+    void *p = NULL;
+    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, 64, &p), DTR_ERR_NOMEM);
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_work_synchronize(w, -1), DTR_OK);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    size_t live = dtr_fake_cuda_live("device");
+    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, 64, &p), DTR_OK);
+    expect_live(live, "one went, one came");
+    fault("DTR_FAKE_CUDA_ERR", NULL);
+    TH_IS(dtr_free(th_world(), p), DTR_OK);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl work", 110);
     th_add(tc, A2_averages_of_whole_numbers, 1, 4);
     th_add(tc, Z3_nan_in_an_input, 1, 0);
     th_add(tc, Z4_whose_inputs, 1, 0);
+    th_add(tc, J4_a_used_block_is_freed_later, 1, 0);
+    th_add(tc, J4_memory_comes_back, 1, 0);
 }
 
 int main(int argc, char **argv) {
