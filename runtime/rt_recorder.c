@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "rt_device.h"
 #include "rt_internal.h"
 #include "rt_metrics.h"
 #include "rt_recording.h"
@@ -269,6 +270,14 @@ void dtr__rec_hash_out(dtr_world *world, uint64_t number, uint64_t hash) {
     slot *s = slot_of(world->recorder, number);
     if (number != 0 && enter(s, number, number)) {
         SET(s, hash_out, hash);
+        leave(s, number);
+    }
+}
+
+void dtr__rec_began(dtr_world *world, uint64_t number, int64_t at_ns) {
+    slot *s = slot_of(world->recorder, number);
+    if (number != 0 && enter(s, number, number)) {
+        SET(s, t_started, at_ns);
         leave(s, number);
     }
 }

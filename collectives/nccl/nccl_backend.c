@@ -28,10 +28,18 @@ static dtr_status ask(dtr__nccl_comm *c, const dtr_work *w) {
                                                       : dtr__nccl_failed(c, w, "on its own", code);
 }
 
+/* The time on the device, as the time before now; what the stream held before does not count. */
+static void note_start(const dtr_group *g, const dtr__nccl_op *op) {
+    float ms = 0;
+    if (op->start != NULL &&
+        op->comm->cuda->event_elapsed(op->start->event, op->end->event, &ms) == 0) {
+        dtr__rec_began(g->world, op->record, dtr__stamp_ns() - (int64_t)((double)ms * 1e6));
+    }
+}
+
 static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
     dtr__nccl_op *op = (dtr__nccl_op *)w->composite;
     dtr__nccl_comm *c = op->comm;
-    (void)g;
     (void)state;
     if (atomic_load_explicit(&op->launched, memory_order_acquire) == 0 ||
         op->number != c->seen + 1) { /* they end in the order of their launch */
@@ -40,6 +48,7 @@ static dtr_status progress(dtr_group *g, void *state, dtr_work *w, bool *done) {
     int code = DTR_INSIDE_AS("cudaEventQuery", c->cuda->event_query(c->device, op->end->event));
     if (code == 0) {
         c->seen = op->number;
+        note_start(g, op);
         if (op->looks != NULL) {
             dtr__nccl_looks_tell(op->looks);
         }
@@ -88,8 +97,8 @@ static void keep_late(dtr_group *g, dtr_work *w) {
 
 static void op_free(dtr__composite *self) {
     dtr__nccl_op *op = (dtr__nccl_op *)self;
-    dtr__nccl_event *events[] = { op->fence, op->end };
-    for (int i = 0; i < 2; i++) {
+    dtr__nccl_event *events[] = { op->fence, op->start, op->end };
+    for (int i = 0; i < 3; i++) {
         if (events[i] != NULL) {
             (op->captured ? dtr__nccl_event_keep : dtr__nccl_event_give)(op->comm, events[i]);
         }
@@ -112,6 +121,9 @@ static dtr_status make_op(dtr__nccl_comm *c, bool host_only, dtr__nccl_op **made
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     dtr_status s = dtr__nccl_event_take(c, &op->fence);
     s = s == DTR_OK ? dtr__nccl_event_take(c, &op->end) : s;
+    if (s == DTR_OK && c->group->world->timing) {
+        s = dtr__nccl_event_take(c, &op->start);
+    }
     if (s < 0) {
         op_free(&op->composite);
         return s;
@@ -163,6 +175,10 @@ static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, 
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
     if (op->looks != NULL) {
         DTR_TRY(dtr__nccl_looks_launch(c, op->looks));
+    }
+    op->record = w->record;
+    if (op->start != NULL) {
+        DTR_CUDA_TRY(cuda->event_record(c->device, op->start->event, c->stream), DTR_ERR_CUDA);
     }
     DTR_TRY(calls != NULL ? dtr__nccl_run_all(c, w, calls, n, op->ops) : dtr__nccl_run(c, w));
     DTR_CUDA_TRY(cuda->event_record(c->device, op->end->event, c->stream), DTR_ERR_CUDA);

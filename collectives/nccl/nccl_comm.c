@@ -109,7 +109,7 @@ dtr_status dtr__nccl_event_take(dtr__nccl_comm *c, dtr__nccl_event **event) {
     if (e == NULL) {
         e = calloc(1, sizeof *e);
         DTR_REQUIRE(e != NULL, NULL, DTR_ERR_NOMEM, "out of memory for an event");
-        int code = c->cuda->event_new(c->device, false, &e->event);
+        int code = c->cuda->event_new(c->device, c->group->world->timing, &e->event);
         if (code != 0) {
             free(e);
             DTR_CUDA_TRY(code, DTR_ERR_CUDA);

@@ -1,10 +1,11 @@
 /* What goes with an operation on the stand-ins: kernels of the library before and behind NCCL's,
- * that is averages of whole numbers and looks for NaN; and memory that it still uses. */
+ * that is averages of whole numbers and looks for NaN; memory that it still uses; and its time. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "coll_internal.h"
 #include "nccl_data.h"
 
 /* `count` elements on the device, `skip` elements behind a multiple of 16 bytes. */
@@ -393,6 +394,63 @@ START_TEST(J4_memory_comes_back) {
 }
 END_TEST
 
+/* ---- time ---- */
+
+static int events(const char *flags) {
+    char text[64];
+    snprintf(text, sizeof text, "cudaEventCreateWithFlags flags=%s", flags);
+    return dtr_fake_cuda_log_count(text);
+}
+
+/* K2, K9: with DTR_TIMING=1 events have times, and the record says when the operation began on the
+ * device, after what its stream held before; a scope has one beginning. Otherwise there is no start
+ * event. */
+START_TEST(K9_time_on_the_device) {
+    dtr_world *w = NULL;
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    cudaEvent_t open;
+    dtr_fake_cuda_log_start();
+    allreduce_good(th_group());
+    TH_CHECK(events("2") == 2 && events("0") == 0, "%s", dtr_fake_cuda_log_text());
+    setenv("DTR_TIMING", "1", 1);
+    TH_IS(dtr_world_create(&o, &w), DTR_OK);
+    unsetenv("DTR_TIMING");
+    TH_AGREE();
+    dtr_group *g = dtr_world_group(w);
+    dtr_coll_options c = DTR_COLL_OPTIONS_INIT;
+    dtr_buffer b = filled(N, 1);
+    for (int scope = 0; scope < 2; scope++) {
+        dtr_work *work = NULL;
+        dtr_fake_cuda_log_start();
+        cudaStream_t stream = held_stream(&open);
+        c.stream = stream;
+        if (scope) {
+            TH_IS(dtr_coalesce_begin(g), DTR_OK);
+            TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &c, NULL), DTR_OK);
+            TH_IS(dtr_coalesce_end(g, &work), DTR_OK);
+        } else {
+            TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &c, &work), DTR_OK);
+            TH_CHECK(events("0") == 3, "%s", dtr_fake_cuda_log_text());
+        }
+        int64_t released = dtr__stamp_ns();
+        dtr_fake_cuda_hold(open, 0);
+        TH_IS(dtr_work_synchronize(work, -1), DTR_OK);
+        dtr__record all[2] = { 0 }, r;
+        size_t n = dtr__rec_read(w, all, 2); /* of a scope its own and that of its member */
+        r = all[scope && (all[1].flags & DTR__REC_MEMBER) != 0 ? 0 : n - 1];
+        TH_CHECK(r.t_started >= released && r.t_finished >= r.t_started,
+                 "released %lld, started %lld, finished %lld", (long long)released,
+                 (long long)r.t_started, (long long)r.t_finished);
+        TH_IS(dtr_work_release(work), DTR_OK);
+        cudaEventDestroy(open);
+        cudaStreamDestroy(stream);
+    }
+    drop(b);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl work", 110);
     th_add(tc, A2_averages_of_whole_numbers, 1, 4);
@@ -400,6 +458,7 @@ static void make(Suite *s) {
     th_add(tc, Z4_whose_inputs, 1, 0);
     th_add(tc, J4_a_used_block_is_freed_later, 1, 0);
     th_add(tc, J4_memory_comes_back, 1, 0);
+    th_add(tc, K9_time_on_the_device, 1, 0);
 }
 
 int main(int argc, char **argv) {
