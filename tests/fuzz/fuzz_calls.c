@@ -8,11 +8,12 @@
 #include <dtr/dtr.h>
 
 #include "fuzz.h"
+#include "fuzz_calls.h"
 
 enum { ROOM = 64, CALLS_MAX = 24 }; /* elements of 16 bytes; calls per input */
 
-static dtr_world *world;
-static dtr_group *group;
+dtr_world *world;
+dtr_group *group;
 static unsigned char memory[3][ROOM * 16];
 static size_t counts[4] = { 1, 2, 3, 4 };
 
@@ -20,15 +21,15 @@ static size_t counts[4] = { 1, 2, 3, 4 };
 
 static const uint8_t *input, *input_end;
 
-static unsigned byte(void) {
+unsigned byte(void) {
     return input < input_end ? *input++ : 0;
 }
-static unsigned pick(unsigned n) {
+unsigned pick(unsigned n) {
     return byte() % n;
 }
 
 /* Mostly sound, now and then far out. */
-static int number(int sound) {
+int number(int sound) {
     static const int odd[] = { -1, 1, 2, -2, 1000, INT32_MAX, INT32_MIN, 15 };
     unsigned b = byte();
     return b < 160 ? (int)(b % (unsigned)sound) : odd[b % 8];
@@ -40,7 +41,7 @@ static size_t count(void) {
     return b < 200 ? b % ROOM : b < 230 ? 4 : 0;
 }
 
-static dtr_buffer buffer(void) {
+dtr_buffer buffer(void) {
     dtr_buffer b = dtr_cpu(memory[pick(3)], count(), (dtr_dtype)number(14));
     switch (byte()) {
     case 250:
@@ -66,13 +67,13 @@ static dtr_buffer buffer(void) {
     return b;
 }
 
-static double seconds(void) {
+double seconds(void) {
     static const double odd[] = { -1, NAN, -INFINITY, 1e-9, 0, 0.001, -1e300, -0.0 };
     unsigned b = byte();
     return b < 200 ? 0 : odd[b % 8];
 }
 
-static const dtr_coll_options *options(void) {
+const dtr_coll_options *options(void) {
     static dtr_coll_options o;
     static double factor = 2; /* as large as the largest element's real part */
     if (pick(4) == 0) {
@@ -89,22 +90,35 @@ static const dtr_coll_options *options(void) {
     return &o;
 }
 
-static dtr_op operator_of(void) {
+dtr_op operator_of(void) {
     return (dtr_op)number(9);
 }
 
 /* ---- calls ---- */
 
-static void judge(dtr_status s) {
+void judge(dtr_status s) {
     if (s < 0 && (dtr_last_error_message()[0] == '\0' || dtr_status_name(s)[0] != 'D')) {
         fprintf(stderr, "fuzz: status %d without a text\n", (int)s);
         abort();
     }
 }
 
+static void ended(dtr_work *w, dtr_status s, void *arg) {
+    (void)dtr_work_seq(w);
+    judge(s);
+    (void)arg;
+}
+
 /* A handle: looked at and let go, complete or not. */
 static void finish(dtr_work *w) {
     bool done = false;
+    if (pick(4) == 0) {
+        judge(dtr_work_on_complete(w, pick(8) == 0 ? NULL : ended, NULL));
+        judge(dtr_work_synchronize(w, w == NULL ? seconds() : 1e-6));
+        judge(dtr_work_wait_stream(w, NULL));
+        (void)dtr_work_source(w);
+        (void)dtr_work_seq(w);
+    }
     if (w == NULL) {
         return;
     }
@@ -171,7 +185,14 @@ static dtr_status strings(dtr_group *g) {
     size_t n = (size_t)number(2);
     n = n > 1 ? 1 : n;
     dtr_status s;
-    switch (pick(4)) {
+    int source = 0;
+    switch (pick(6)) {
+    case 4:
+        return dtr_send_bytes(g, pick(8) == 0 ? NULL : &in, n, number(1), number(100), options());
+    case 5:
+        s = dtr_recv_bytes(g, n, number(1), number(100), options(), pick(8) == 0 ? NULL : &out,
+                           pick(2) == 0 ? NULL : &source);
+        break;
     case 0:
         s = dtr_broadcast_bytes(g, &in, n, number(1), options(), &out);
         break;
@@ -187,6 +208,21 @@ static dtr_status strings(dtr_group *g) {
     }
     dtr_bytes_free(&out, 1);
     return s;
+}
+
+static void in_a_scope(dtr_group *g) {
+    dtr_work *w = NULL, *whole = NULL;
+    judge(dtr_coalesce_begin(g));
+    for (unsigned i = pick(4); i > 0; i--) {
+        judge(pick(3) == 0 ? point_to_point(g, NULL) : collective(g, NULL));
+    }
+    judge(collective(g, &w));
+    judge(dtr_coalesce_end(g, pick(4) == 0 ? NULL : &whole));
+    if (pick(4) == 0) {
+        judge(dtr_coalesce_end(g, NULL));
+    }
+    finish(w);
+    finish(whole);
 }
 
 static dtr_status grouping(void) {
@@ -326,7 +362,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 }
 
 size_t fuzz_seeds(void) {
-    return 8;
+    return 5;
 }
 
 uint8_t *fuzz_seed(size_t i, size_t *nbytes) {
@@ -350,7 +386,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
         dtr_work *w = NULL;
         dtr_work **handle = pick(2) == 0 ? NULL : &w;
         dtr_group *g = pick(32) == 0 ? NULL : group;
-        switch (pick(8)) {
+        switch (pick(12)) {
+        case 8:
+            fuzz_calls_tensors(g, handle);
+            break;
+        case 9:
+            fuzz_calls_modules(g);
+            break;
+        case 10:
+            fuzz_calls_runtime(g);
+            break;
+        case 11:
+            in_a_scope(g);
+            break;
         case 0:
             judge(point_to_point(g, handle));
             break;

@@ -1,0 +1,37 @@
+"""Every public function is called by a fuzz target with arguments out of the input, and every function that opens files is.
+
+Usage: fuzzed.py GENERATED_INCLUDE_DIR
+"""
+import re
+import sys
+
+from common import LAYERS, prototypes, public_headers, read, tree_files, verdict
+
+# What reads files that others may have written, and the target that feeds it. Files of /proc and of the tools' own
+# arguments are not among them.
+READERS = {"tensor/tensor_file.c": "dtr_tensor_load_npy", "tensor/safetensors.c": "dtr_safetensors_open",
+           "ddp/zero_index.c": "dtr_zero_load", "runtime/rt_recording.c": "dtr__recording_parse",
+           "runtime/rt_tune.c": "dtr__tune_"}
+OTHERS = {"runtime/rt_recorder_file.c", "runtime/rt_clock.c", "runtime/rt_peers.c", "runtime/rt_huge.c",
+          "collectives/nccl/nccl_choice.c"}  # /proc and /sys, and what this process has made itself
+
+problems = []
+targets = {path: read(path) for path in tree_files(".c") if path.startswith("tests/fuzz/")}
+every = re.sub(r"/\*.*?\*/", "", "\n".join(targets.values()), flags=re.S)
+count = 0
+for layer, path in public_headers(sys.argv[1]):
+    for function in prototypes(path):
+        count += 1
+        if not re.search(r"\b%s\s*\(" % function.name, every):
+            problems.append("%s is called by no fuzz target: add it to tests/fuzz/fuzz_calls*.c" % function.where)
+for path in tree_files(".c"):
+    if path.split("/")[0] not in LAYERS or "/tools/" in path:
+        continue
+    if re.search(r'\b(fopen\([^;]*"r|O_RDONLY|json_loadb?f?\()', read(path)) and path not in READERS and path not in OTHERS:
+        problems.append("%s reads files: give it a fuzz target and list it in tests/checks/fuzzed.py" % path)
+for path, function in READERS.items():
+    if function not in every:
+        problems.append("%s: no fuzz target calls %s" % (path, function))
+if count < 200 or len(targets) < 8:
+    problems.append("found %d public functions and %d files of targets: is the check broken?" % (count, len(targets)))
+verdict(problems, "%d public functions and %d readers of files in fuzz targets" % (count, len(READERS)))

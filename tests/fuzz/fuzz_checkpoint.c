@@ -1,0 +1,91 @@
+/* The index of a sharded checkpoint, damaged in any way, beside the files of a sound one. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <dtr/dtr.h>
+
+#include "fuzz.h"
+
+enum { N = 40 };
+static dtr_world *world;
+static dtr_ddp *ddp;
+static dtr_zero *zero;
+static float state[N + 16];
+static char folder[64], path[80];
+
+static void remove_folder(void) {
+    char name[400];
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (e->d_name[0] != '.') {
+            snprintf(name, sizeof name, "%s/%s", folder, e->d_name);
+            unlink(name);
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    rmdir(folder);
+}
+
+static void must(dtr_status s) {
+    if (s != DTR_OK) {
+        fprintf(stderr, "fuzz: %s\n", dtr_last_error_message());
+        exit(1);
+    }
+}
+
+static dtr_zero_state moments(void) {
+    return (dtr_zero_state){ "m", DTR_F32,
+                             dtr_cpu(state, dtr_zero_shard_count(zero, DTR_F32), DTR_F32) };
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc;
+    (void)argv;
+    dtr_param p = { .name = "w" };
+    strcpy(folder, "/tmp/dtr-fuzz-XXXXXX");
+    if (mkdtemp(folder) == NULL) {
+        exit(1);
+    }
+    atexit(remove_folder);
+    snprintf(path, sizeof path, "%s/index.json", folder);
+    must(dtr_world_create(NULL, &world));
+    must(dtr_tensor_empty(world, DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
+                          (const int64_t[]){ N }, &p.value));
+    must(dtr_tensor_fill(p.value, 1, NULL));
+    must(dtr_ddp_create(dtr_world_group(world), &p, 1, NULL, &ddp));
+    must(dtr_zero_create(ddp, NULL, &zero));
+    dtr_tensor_release(p.value);
+    return 0;
+}
+
+size_t fuzz_seeds(void) {
+    return 1;
+}
+
+uint8_t *fuzz_seed(size_t i, size_t *nbytes) {
+    const dtr_zero_state m = moments();
+    (void)i;
+    if (dtr_zero_save(zero, path, &m, 1, 7) != DTR_OK) { /* built without jansson */
+        return calloc(1, *nbytes = 16);
+    }
+    return fuzz_read(path, nbytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
+    const dtr_zero_state m = moments();
+    uint64_t step = 99;
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(data, 1, nbytes, f) != nbytes || fclose(f) != 0) {
+        abort();
+    }
+    dtr_status s = dtr_zero_load(zero, path, &m, 1, &step);
+    if (s < 0 && (dtr_last_error_message()[0] == '\0' || step != 99)) {
+        abort();
+    }
+    return 0;
+}
