@@ -1,6 +1,7 @@
-/* One program for all faults: fault CASE FOLDER. Every rank that gets to judge writes what it saw
- * to FOLDER/rankN: a line per call, "NAME STATUS MESSAGE". tests/fault/run.py starts it and judges.
- */
+/* One program for all faults: fault CASE FOLDER [WAY]. Every rank that gets to judge writes what it
+ * saw to FOLDER/rankN: a line per call, "NAME STATUS MESSAGE". tests/fault/run.py starts it and
+ * judges. WAY is how the operation is called that meets the fault: small, large, async, scope or
+ * backward. */
 #include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 #include "fault.h" /* its names would be shadowed */
 
 enum { WARM = 20 };
+#define LIMIT_S 1.0 /* of those who wait for one that does not come */
 
 dtr_world *world;
 dtr_group *group;
@@ -77,53 +79,67 @@ static void put_pid(void) {
 
 /* ---- one operation, called in every way ---- */
 
-static dtr_status wait_and_release(dtr_status s, dtr_work *w) {
-    s = s == DTR_OK ? dtr_work_wait(w, -1) : s;
+static dtr_status wait_and_release(dtr_status s, dtr_work *w, double limit_s) {
+    s = s == DTR_OK ? dtr_work_wait(w, limit_s) : s;
     (void)dtr_work_release(w);
     return s;
 }
 
-static dtr_status call_in_turn(dtr_group *g, dtr_ddp *ddp, int turn) {
-    enum { LARGE = 300000 };
-    static float large[LARGE];
-    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
-    dtr_buffer b = dtr_cpu(data, N, DTR_F32), l = dtr_cpu(large, LARGE, DTR_F32);
+typedef enum way { ASYNC, SCOPE, BACKWARD, LARGE, SMALL } way;
+static const char *const way_names[] = { "async", "scope", "backward", "large", "small" };
+static way asked_way = SMALL;
+static dtr_ddp *asked_module; /* of BACKWARD */
+
+static dtr_status call_as(dtr_group *g, dtr_ddp *ddp, way as, double limit_s) {
+    enum { MANY = 300000 };
+    static float large[MANY];
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3", .timeout_s = limit_s };
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32), l = dtr_cpu(large, MANY, DTR_F32);
     dtr_work *w = NULL;
     dtr_status s;
-    switch (turn % 4) {
-    case 0:
+    switch (as) {
+    case ASYNC:
         s = dtr_allreduce(g, l, l, DTR_MAX, &o, &w);
-        return wait_and_release(s, w);
-    case 1:
+        return wait_and_release(s, w, -1);
+    case SCOPE:
         s = dtr_coalesce_begin(g);
         s = s == DTR_OK ? dtr_allreduce(g, b, b, DTR_MAX, &o, NULL) : s;
         s = s == DTR_OK ? dtr_coalesce_end(g, &w) : s;
-        return wait_and_release(s, w);
-    case 2:
+        return wait_and_release(s, w, limit_s > 0 ? limit_s : -1);
+    case BACKWARD:
         s = dtr_ddp_grad_ready(ddp, 0, NULL);
         return s == DTR_OK ? dtr_ddp_backward_end(ddp, NULL) : s;
-    default:
+    case LARGE:
         return dtr_allreduce(g, l, l, DTR_MAX, &o, NULL);
+    default:
+        return dtr_allreduce(g, b, b, DTR_MAX, &o, NULL);
     }
 }
 
-static dtr_ddp *new_module(dtr_group *g) {
+static dtr_ddp *new_module(dtr_group *g, double limit_s) {
     dtr_tensor *value = NULL;
     dtr_ddp *ddp = NULL;
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    o.timeout_s = limit_s;
     (void)dtr_tensor_empty(world, DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
                            (const int64_t[]){ N }, &value);
     dtr_param p = { .name = "w", .value = value };
     (void)dtr_tensor_fill(value, 0, NULL);
-    note("module", dtr_ddp_create(g, &p, 1, NULL, &ddp));
+    note("module", dtr_ddp_create(g, &p, 1, &o, &ddp));
     dtr_tensor_release(value); /* the module has its own reference */
-    note("step", call_in_turn(g, ddp, 2));
+    note("step", call_as(g, ddp, BACKWARD, 0));
     return ddp;
+}
+
+/* What meets the fault. */
+dtr_status call_asked(double limit_s) {
+    return call_as(group, asked_module, asked_way, limit_s);
 }
 
 /* ---- the faults; a case returns when its rank may end in order ---- */
 
 static void healthy(void) {
-    note("modules", dtr_ddp_destroy(new_module(group)));
+    note("modules", dtr_ddp_destroy(new_module(group, 0)));
     note("allreduce", allreduce("last", 0));
 }
 
@@ -164,7 +180,7 @@ static void absent(void) {
         return;
     }
     char name[32];
-    note("allreduce", allreduce("grad.3", 1.0));
+    note("allreduce", call_asked(LIMIT_S));
     snprintf(name, sizeof name, "done%d", rank);
     put_file(name);
 }
@@ -223,7 +239,7 @@ static void killed(void) {
     if (rank == victim) {
         raise(SIGKILL);
     }
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
 /* FI5 for every way of calling: the highest rank of ever smaller groups is killed. What waits for
@@ -237,7 +253,7 @@ static void cascade(void) {
     for (int k = size; k >= 2; k--) {
         note("split", dtr_group_split(group, rank < k ? 0 : DTR_COLOR_NONE, 0, NULL, &g[k]));
         if ((size - k) % 4 == 2 && rank < k) {
-            ddp[k] = new_module(g[k]);
+            ddp[k] = new_module(g[k], 0);
         }
     }
     for (int k = size; k >= 2 && rank < k; k--) {
@@ -252,7 +268,7 @@ static void cascade(void) {
             raise(SIGKILL);
         }
         snprintf(name, sizeof name, "kill%d", k);
-        note(name, call_in_turn(g[k], ddp[k], size - k));
+        note(name, call_as(g[k], ddp[k], (way)((size - k) % SMALL), 0));
     }
     for (int k = 2; k <= size; k++) {
         note("modules", dtr_ddp_destroy(ddp[k]));
@@ -266,7 +282,7 @@ static void crashed(void) {
         abort();
     }
     nap(0.2);
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
 /* FI7, T09: the victim leaves without dtr_world_destroy; its exit code is its own. */
@@ -275,7 +291,7 @@ static void left(void) {
     if (rank == victim) {
         exit(0);
     }
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
 /* EA3, EA6, EA8: works under way, a waiter in another thread's place, and one that had finished. */
@@ -383,10 +399,10 @@ static void stopped(void) {
     go_ahead();
     if (rank == victim) {
         raise(SIGSTOP);
-        note("allreduce", allreduce("grad.3", 1.0));
+        note("allreduce", call_asked(LIMIT_S));
         return;
     }
-    note("allreduce", allreduce("grad.3", 1.0));
+    note("allreduce", call_asked(LIMIT_S));
     snprintf(name, sizeof name, "done%d", rank);
     put_file(name);
     for (int r = 0; r < size && rank == 0; r++) {
@@ -396,6 +412,7 @@ static void stopped(void) {
         }
     }
     if (rank == 0) {
+        await_file("looked"); /* the judge has asked dtr-doctor */
         wake_victim();
     }
 }
@@ -460,14 +477,22 @@ static void aborted(void) {
     if (rank == victim) {
         note("abort", dtr_group_abort(group, "the loss is not a number"));
     }
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
-/* FI14: a receive that nobody sends to. */
+/* FI14: a receive that nobody sends to, or a send, too big to be buffered, that nobody takes. */
 static void no_partner(void) {
+    enum { MANY = 300000 };
+    static float large[MANY];
+    const char *backend = getenv("DTR_BACKEND");
     if (rank == 0) {
-        dtr_coll_options o = { .struct_size = sizeof o, .label = "halo", .timeout_s = 1.0 };
-        note("recv", dtr_recv(group, dtr_cpu(data, N, DTR_F32), victim, 7, &o, NULL));
+        dtr_coll_options o = { .struct_size = sizeof o, .label = "halo", .timeout_s = LIMIT_S };
+        dtr_buffer b = dtr_cpu(large, MANY, DTR_F32);
+        bool send = backend != NULL && strcmp(backend, "cpu:mpi") == 0;
+        dtr_work *w = NULL;
+        dtr_status s = send ? dtr_send(group, b, victim, 7, &o, &w)
+                            : dtr_recv(group, dtr_cpu(data, N, DTR_F32), victim, 7, &o, NULL);
+        note("partner", wait_and_release(s, w, -1));
         put_file("done0");
         return;
     }
@@ -536,7 +561,7 @@ static const struct {
 
 int main(int argc, char **argv) {
     char path[512];
-    if (argc != 3 || dtr_world_create(NULL, &world) != DTR_OK) {
+    if (argc < 3 || argc > 4 || dtr_world_create(NULL, &world) != DTR_OK) {
         return 2;
     }
     group = dtr_world_group(world);
@@ -552,6 +577,14 @@ int main(int argc, char **argv) {
     for (int i = 0; i < WARM; i++) {
         (void)allreduce("warm", 0);
     }
+    for (int i = 0; argc == 4 && i <= SMALL; i++) {
+        asked_way = strcmp(way_names[i], argv[3]) == 0 ? (way)i : asked_way;
+    }
+    if (asked_way == BACKWARD) {
+        bool waits = strstr(argv[1], "absent") != NULL || strcmp(argv[1], "stopped") == 0 ||
+                     strcmp(argv[1], "refused") == 0;
+        asked_module = new_module(group, waits ? LIMIT_S : 0);
+    }
     if (rank == victim) {
         put_pid();
     }
@@ -560,6 +593,7 @@ int main(int argc, char **argv) {
             cases[i].run();
         }
     }
+    (void)dtr_ddp_destroy(asked_module);
     note("destroy", dtr_world_destroy(world));
     fclose(out);
     return 0;

@@ -93,7 +93,7 @@ void killed_node(void) {
         nap(0.1);
         raise(SIGKILL);
     }
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
 /* FI26, O1, O3: a call of MPI does not return to the victim's progress thread. */
@@ -160,7 +160,7 @@ void cut(void) {
     snprintf(name, sizeof name, "in%d", rank);
     put_file(name);
     await_file("cut");
-    note("allreduce", allreduce("grad.3", 0));
+    note("allreduce", call_asked(0));
 }
 
 /* O6: a group breaks that is on one node only; all ranks dump, also those that are in none of its
