@@ -55,6 +55,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         .finish = dtr__ddp_on_device(ddp) ? NULL : &b->finish, /* streams wait for no step here */
     };
     b->launched_ns = dtr__now_ns();
+    dtr__ddp_timing_ready(ddp, b->index);
     DTR_TRY(dtr__ddp_issue(ddp, &r, b->label, b->index, &b->work));
     dtr__ddp_step_follow(ddp, b->work);
     return DTR_OK;

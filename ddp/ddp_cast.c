@@ -12,6 +12,20 @@ static bool has_cast(const dtr_ddp *ddp, const dtr__ddp_param *p) {
     return p->value != NULL && dtr__ddp_grad_dtype(ddp, p) != p->value->dtype;
 }
 
+static size_t aligned_count(const dtr_ddp *ddp, const dtr__ddp_param *p) {
+    size_t size = dtr_dtype_size(ddp->set.param_dtype);
+    return dtr__plan_round(p->value->numel * size) / size;
+}
+
+static int64_t shadow_count(const dtr_ddp *ddp) {
+    int64_t count = 0;
+    for (size_t i = 0; i < ddp->n; i++) {
+        const dtr__ddp_param *p = &ddp->params[i];
+        count += has_cast(ddp, p) && p->same_as == i ? (int64_t)aligned_count(ddp, p) : 0;
+    }
+    return count;
+}
+
 /* ---- create ---- */
 
 dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp) {
@@ -25,42 +39,58 @@ dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp) {
         dtr__ddp_param *b = &ddp->buffers[k];
         if (b->value != NULL && dtr__ddp_is_float(b->value->dtype) &&
             b->value->dtype != ddp->set.buffer_dtype) {
-            DTR_TRY(
-                dtr__tensor_new(ddp->set.buffer_dtype, b->value->ndim, b->value->shape, &b->full));
+            DTR_TRY(dtr__ddp_on_device(ddp)
+                        ? dtr__ddp_grad_make(ddp, b, ddp->set.buffer_dtype, &b->full)
+                        : dtr__tensor_new(ddp->set.buffer_dtype, b->value->ndim, b->value->shape,
+                                          &b->full));
         }
     }
-    return DTR_OK;
+    return dtr__ddp_on_device(ddp) && ddp->set.has_param_dtype
+               ? dtr__ddp_device_cast_open(ddp, shadow_count(ddp))
+               : DTR_OK;
+}
+
+/* Done on return, on a device too: the caller's memory goes. */
+static dtr_status cast_buffer(dtr_ddp *ddp, const dtr__ddp_param *b) {
+    if (!dtr__ddp_on_device(ddp)) {
+        dtr__tensor_copy_raw(b->full, b->value);
+        return DTR_OK;
+    }
+    const dtr__ddp_piece piece = { b->full->data, b->value->data, b->value->numel, b->full->dtype,
+                                   b->value->dtype };
+    const dtr__ddp_at at = { ddp->gpu.index, ddp->gpu.stream };
+    DTR_TRY(ddp->mover->move(&piece, 1, 1, &at));
+    return dtr__ddp_device_synchronize(ddp);
 }
 
 /* The caller's handle stays and has the new type and memory from here on. */
-void dtr__ddp_cast_buffers(dtr_ddp *ddp) {
+dtr_status dtr__ddp_cast_buffers(dtr_ddp *ddp) {
+    dtr_status s = DTR_OK;
     for (size_t k = 0; k < ddp->n_buffers; k++) {
         dtr__ddp_param *b = &ddp->buffers[k];
-        if (b->full != NULL &&
+        if (b->full != NULL && s == DTR_OK &&
             b->value->dtype != b->full->dtype) { /* a handle listed twice: once */
-            dtr__tensor_copy_raw(b->full, b->value);
-            dtr__tensor_rebind(b->value, b->full);
+            s = cast_buffer(ddp, b);
+            if (s == DTR_OK) {
+                dtr__tensor_rebind(b->value, b->full);
+            }
         }
         dtr_tensor_release(b->full);
         b->full = NULL;
     }
+    return s;
 }
 
 /* ---- parameters of one iteration ---- */
 
-static size_t aligned_count(const dtr_ddp *ddp, const dtr__ddp_param *p) {
-    size_t size = dtr_dtype_size(ddp->set.param_dtype);
-    return dtr__plan_round(p->value->numel * size) / size;
-}
-
 /* Memory for all of them in one allocation, and views into it. */
 static dtr_status make_shadows(dtr_ddp *ddp) {
-    int64_t count = 0, strides[DTR_MAX_NDIM];
-    for (size_t i = 0; i < ddp->n; i++) {
-        const dtr__ddp_param *p = &ddp->params[i];
-        count += has_cast(ddp, p) && p->same_as == i ? (int64_t)aligned_count(ddp, p) : 0;
+    int64_t count = shadow_count(ddp), strides[DTR_MAX_NDIM];
+    if (dtr__ddp_on_device(ddp)) {
+        ddp->shadows = dtr_tensor_retain(ddp->gpu.shadows);
+    } else {
+        DTR_TRY(dtr__tensor_new(ddp->set.param_dtype, 1, &count, &ddp->shadows));
     }
-    DTR_TRY(dtr__tensor_new(ddp->set.param_dtype, 1, &count, &ddp->shadows));
     ptrdiff_t at = 0;
     for (size_t i = 0; i < ddp->n; i++) {
         dtr__ddp_param *p = &ddp->params[i];
@@ -79,6 +109,9 @@ dtr_status dtr__ddp_cast_params(dtr_ddp *ddp) {
         return DTR_OK;
     }
     dtr_status s = ddp->shadows == NULL ? make_shadows(ddp) : DTR_OK;
+    if (s == DTR_OK && dtr__ddp_on_device(ddp)) {
+        s = dtr__ddp_device_cast_params(ddp);
+    }
     if (s < 0) {
         dtr__ddp_cast_drop(ddp);
         if (ddp->it_eval) {
@@ -87,7 +120,7 @@ dtr_status dtr__ddp_cast_params(dtr_ddp *ddp) {
         dtr__ddp_note_last(ddp, s, DTR__NONE); /* the ranks agree on it at backward_end */
         return s;
     }
-    for (size_t i = 0; i < ddp->n; i++) {
+    for (size_t i = 0; i < ddp->n && !dtr__ddp_on_device(ddp); i++) {
         if (ddp->params[i].shadow != NULL) {
             dtr__tensor_copy_raw(ddp->params[i].shadow, ddp->params[i].value);
         }
@@ -109,7 +142,7 @@ void dtr__ddp_cast_drop(dtr_ddp *ddp) {
 
 /* ---- calls ---- */
 
-static dtr_status find_param(dtr_ddp *ddp, size_t i, dtr_tensor **found) {
+static dtr_status find_param(dtr_ddp *ddp, size_t i, void *stream, dtr_tensor **found) {
     static const char entry[] = "dtr_ddp_param";
     dtr__error_context ctx = { .world = ddp->world, .operation = entry, .group = ddp->group->name };
     DTR_REQUIRE(i < ddp->n, &ctx, DTR_ERR_ARG, "%s: there is no parameter %zu, the module has %zu",
@@ -124,18 +157,19 @@ static dtr_status find_param(dtr_ddp *ddp, size_t i, dtr_tensor **found) {
                 entry, ddp->params[i].name, i, dtr_dtype_name(ddp->set.param_dtype),
                 dtr__ddp_state_name(atomic_load(&ddp->state)));
     *found = p->shadow != NULL ? p->shadow : p->value;
-    return DTR_OK;
+    return p->shadow != NULL && dtr__ddp_on_device(ddp) ? dtr__ddp_device_cast_wait(ddp, p, stream)
+                                                        : DTR_OK;
 }
 
 dtr_tensor *dtr_ddp_param(dtr_ddp *ddp, size_t i, void *stream) {
-    (void)stream;
     dtr_tensor *found = NULL;
     if (dtr__ddp_check(ddp, "dtr_ddp_param") < 0) {
         return NULL;
     }
-    dtr_status s = find_param(ddp, i, &found);
+    dtr_status s = find_param(ddp, i, stream, &found);
     if (s < 0) {
         (void)dtr__ddp_failed(ddp, s);
+        return NULL;
     }
     return found;
 }

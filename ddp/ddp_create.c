@@ -235,7 +235,11 @@ static dtr_status ddp_create(dtr_group *group, const dtr_param *params, size_t n
         give_up(ddp);
         return s;
     }
-    dtr__ddp_cast_buffers(ddp);
+    s = dtr__ddp_cast_buffers(ddp);
+    if (s < 0) {
+        give_up(ddp);
+        return s;
+    }
     warn_of_options(ddp);
     dtr__ddp_rearm(ddp);
     ddp->magic = DTR__DDP_MAGIC;

@@ -14,8 +14,7 @@ static dtr_status event_new(const dtr_ddp *ddp, void **event) {
 
 /* ---- order among streams ---- */
 
-/* `after` goes on when `before` has done what it holds now. */
-static dtr_status order(dtr_ddp *ddp, void *before, void *after) {
+dtr_status dtr__ddp_device_order(dtr_ddp *ddp, void *before, void *after) {
     dtr__ddp_gpu *g = &ddp->gpu;
     pthread_mutex_lock(&g->lock);
     int code = g->ops->event_record(g->index, g->event, before);
@@ -26,11 +25,11 @@ static dtr_status order(dtr_ddp *ddp, void *before, void *after) {
 }
 
 dtr_status dtr__ddp_device_follow(dtr_ddp *ddp, void *stream) {
-    return dtr__ddp_on_device(ddp) ? order(ddp, stream, ddp->gpu.stream) : DTR_OK;
+    return dtr__ddp_on_device(ddp) ? dtr__ddp_device_order(ddp, stream, ddp->gpu.stream) : DTR_OK;
 }
 
 dtr_status dtr__ddp_device_lead(dtr_ddp *ddp, void *stream) {
-    return dtr__ddp_on_device(ddp) ? order(ddp, ddp->gpu.stream, stream) : DTR_OK;
+    return dtr__ddp_on_device(ddp) ? dtr__ddp_device_order(ddp, ddp->gpu.stream, stream) : DTR_OK;
 }
 
 dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp) {
@@ -139,14 +138,17 @@ dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream) {
     }
     ddp->gpu.out = stream;
     ddp->gpu.has_out = true;
+    dtr__ddp_timing_mark(ddp, DTR__AT_ENTER, stream);
     /* What is settled now was written before the call, as far as this stream knows. */
-    return ddp->it_sync && ddp->next < ddp->n_buckets ? order(ddp, stream, ddp->gpu.stream)
-                                                      : DTR_OK;
+    return ddp->it_sync && ddp->next < ddp->n_buckets
+               ? dtr__ddp_device_order(ddp, stream, ddp->gpu.stream)
+               : DTR_OK;
 }
 
 dtr_status dtr__ddp_device_alone(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets && dtr__ddp_on_device(ddp); b++) {
-        DTR_TRY(wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
+        DTR_TRY(ddp->copies_out ? pack(ddp, &ddp->buckets[b])
+                                : wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
     }
     return dtr__ddp_device_lead(ddp, ddp->gpu.out); /* copies of slots, where any were made */
 }
@@ -344,10 +346,6 @@ static dtr_status check_served(const dtr_ddp *ddp) {
     if (ddp->delayed.n > 0) {
         return refuse_option("the option delayed");
     }
-    if (ddp->set.has_param_dtype || ddp->set.has_buffer_dtype) {
-        return refuse_option(ddp->set.has_param_dtype ? "the option param_dtype"
-                                                      : "the option buffer_dtype");
-    }
     return ddp->set.flags & DTR_DDP_CHECK_NAN ? refuse_option("the flag DTR_DDP_CHECK_NAN")
                                               : DTR_OK;
 }
@@ -384,6 +382,8 @@ dtr_status dtr__ddp_device_refuse(dtr_ddp *ddp, const char *entry) {
 
 void dtr__ddp_device_close(dtr_ddp *ddp) {
     dtr__ddp_gpu *g = &ddp->gpu;
+    dtr__ddp_timing_free(ddp);
+    dtr__ddp_device_cast_close(ddp);
     if (g->stream != NULL) {
         (void)g->ops->stream_free(g->index, g->stream);
     }

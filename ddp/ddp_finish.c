@@ -281,6 +281,7 @@ static dtr_status wait_buckets(dtr_ddp *ddp, int64_t *waited_ns) {
         ddp->launch_error = NULL;
     }
     for (size_t b = 0; b < ddp->n_buckets; b++) {
+        dtr__ddp_timing_done(ddp, b, ddp->buckets[b].work);
         dtr_status one = wait_work(ddp, &ddp->buckets[b].work, ddp->buckets[b].label, waited_ns);
         if (s == DTR_OK && one == DTR_OK) {
             if (ddp->buckets[b].sparse != NULL) { /* the others' works have told it */
@@ -298,6 +299,7 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
     int64_t start = dtr__now_ns();
     for (size_t b = 0; b < ddp->n_buckets && ddp->size > 1; b++) {
         DTR_TRY(dtr__ddp_device_pack(ddp, &ddp->buckets[b]));
+        dtr__ddp_timing_ready(ddp, b);
     }
     for (size_t k = 0; k < ddp->n_trainable && ddp->size > 1; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];
@@ -317,6 +319,9 @@ static dtr_status reduce_params(dtr_ddp *ddp, int64_t *waited_ns) {
             .out = slot,
         };
         DTR_TRY(dtr__ddp_issue(ddp, &r, p->name, ddp->trainable[k], NULL));
+    }
+    for (size_t b = 0; b < ddp->n_buckets && ddp->size > 1; b++) { /* all at once */
+        dtr__ddp_timing_done(ddp, b, NULL);
     }
     *waited_ns += dtr__now_ns() - start;
     return dtr__ddp_device_lead(ddp, ddp->gpu.out);
@@ -458,7 +463,7 @@ static void count_step(dtr_ddp *ddp, int64_t t_enter, int64_t waited_ns) {
     step.forward_s = ddp->it_forward ? seconds(ddp->t_forward_end - ddp->t_forward) : 0;
     step.backward_s = seconds(t_enter - ddp->t_backward);
     step.comm_s = seconds(dtr__ddp_per_param(ddp) ? waited_ns : union_of_flights(ddp));
-    step.exposed_comm_s = ddp->size > 1 && !dtr__ddp_on_device(ddp) ? seconds(waited_ns) : 0;
+    step.exposed_comm_s = ddp->size > 1 ? seconds(waited_ns) : 0;
     double hidden = step.comm_s > 0 ? 1 - step.exposed_comm_s / step.comm_s : 1;
     step.overlap = hidden < 0 ? 0 : hidden;
     dtr__ddp_count_step(ddp, &step);
@@ -481,6 +486,7 @@ static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
             return dtr__ddp_break(ddp, left);
         }
     }
+    dtr__ddp_timing_close(ddp, NULL, 0);
     ddp->iteration++;
     ddp->saved_size = 0;
     dtr__ddp_cast_drop(ddp);

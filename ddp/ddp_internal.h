@@ -70,6 +70,7 @@ typedef struct dtr__ddp_param {
      * average in the value's own type. A buffer's `full` is its cast copy until create puts it in
      * place. */
     dtr_tensor *shadow, *full;
+    size_t cast; /* on a device: which event follows the cast of its value */
     /* Sparse gradient (ddp_sparse.c), in place of all that; ddp->lock. */
     bool sparse;
     bool rows_given;               /* since the last synchronised iteration */
@@ -109,6 +110,16 @@ typedef struct dtr__ddp_gpu {
     pthread_mutex_t lock; /* event, and the feeds of all buckets */
     void *event;
     dtr_tensor *staging; /* what many small tensors are sent from; made when needed */
+    /* Times of steps (ddp_timing.c). The lock guards all but `now`, which is the open iteration's:
+     * set before anybody adds to it and taken after. */
+    void *watch;                            /* follows the buckets on their way */
+    struct dtr__ddp_sample *now;            /* NULL: this step is not timed */
+    struct dtr__ddp_sample *waiting, *idle; /* oldest first; to be used again */
+    size_t n_waiting;
+    /* Casts of parameters: their own stream, an event for each MiB or so, memory for all. */
+    void *caster, **cast;
+    size_t n_cast;
+    dtr_tensor *shadows;
 } dtr__ddp_gpu;
 
 /* A stream that wrote gradients of a bucket, and the point where it had done so. */
@@ -222,6 +233,7 @@ typedef struct dtr__ddp_counters {
     uint64_t steps, local_steps, forwards, rebuilds, shadow_steps, errors;
     size_t unused_bytes, copied_in_bytes, copied_out_bytes;
     dtr_ddp_step last, average;
+    uint64_t timed;
     bool has_error;
     char error[sizeof(((dtr__verdict *)0)->text) + 128];
 } dtr__ddp_counters;
@@ -433,32 +445,6 @@ uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p);
 /* Where DTR_DDP_CHECK_NAN asks for it, note a NaN in parameter i's slot. */
 void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i);
 
-/* ---- ddp_device.c: nothing happens where the module is on the host ---- */
-/* Of create, local: the device of the parameters, what it cannot do, its stream. */
-dtr_status dtr__ddp_device_open(dtr_ddp *ddp);
-void dtr__ddp_device_close(dtr_ddp *ddp);
-/* DTR_ERR_UNSUPPORTED for calls that work on host memory only. */
-dtr_status dtr__ddp_device_refuse(dtr_ddp *ddp, const char *entry);
-/* The module's stream goes on after what `stream` holds now; and the other way round. */
-dtr_status dtr__ddp_device_follow(dtr_ddp *ddp, void *stream);
-dtr_status dtr__ddp_device_lead(dtr_ddp *ddp, void *stream);
-/* The host waits for the module's stream. */
-dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp);
-/* Parameter i's gradient is final on `stream`; failures are noted. */
-void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream);
-/* Before a bucket is reduced: gather what has been put, behind all who contributed. */
-dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b);
-/* Begin and end of backward_end on `stream`. */
-dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream);
-dtr_status dtr__ddp_device_leave(dtr_ddp *ddp);
-/* One rank alone: nothing travels, but its stream goes on behind all who contributed. */
-dtr_status dtr__ddp_device_alone(dtr_ddp *ddp);
-/* As dtr__ddp_send_all; ordered on the stream of the newest backward_end, or done on return. */
-dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
-/* The first collective waits for all ranks: have it behind us. */
-dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
-void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
-
 /* ---- ddp_invariant.c ---- */
 /* A bucket is launched: in index order, once, with the divisor of the others (IV1, IV4). */
 void dtr__ddp_check_launch(dtr_ddp *ddp, dtr_ddp_bucket *b);
@@ -478,7 +464,7 @@ void dtr__ddp_check_idle(dtr_ddp *ddp);
 dtr_dtype dtr__ddp_grad_dtype(const dtr_ddp *ddp, const dtr__ddp_param *p);
 /* Of create, local: tensors for full gradients and cast buffers. */
 dtr_status dtr__ddp_cast_prepare(dtr_ddp *ddp);
-void dtr__ddp_cast_buffers(dtr_ddp *ddp);
+dtr_status dtr__ddp_cast_buffers(dtr_ddp *ddp);
 /* Of forward_begin: every managed parameter in param_dtype. Of the iteration's end: free them. */
 dtr_status dtr__ddp_cast_params(dtr_ddp *ddp);
 void dtr__ddp_cast_drop(dtr_ddp *ddp);
@@ -673,6 +659,8 @@ dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s);
 /* The group is gone: remember why and refuse everything from now on. Returns s. */
 dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s);
 void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step);
+/* On a device the times come later, those of step `n` as counted. */
+void dtr__ddp_count_times(dtr_ddp *ddp, const dtr_ddp_step *step, uint64_t n);
 static inline void dtr__ddp_range_end(dtr_ddp_bucket *b) { /* once, by whoever comes first */
     dtr__trace_range_end(atomic_exchange(&b->range, 0));
 }
@@ -683,5 +671,7 @@ void dtr__ddp_span(const dtr_ddp *ddp, const char *what, const char *label, int6
 void dtr__ddp_span_between(const dtr_ddp *ddp, const char *what, const char *label,
                            int64_t begin_ns, int64_t end_ns, size_t nbytes);
 dtr_status dtr__ddp_describe(dtr_ddp *ddp);
+
+#include "ddp_device.h"
 
 #endif /* DTR_DDP_INTERNAL_H */

@@ -177,11 +177,14 @@ dtr_status dtr__ddp_open_backward(dtr_ddp *ddp, const char *entry, void *stream)
         ddp->it_forward = false;
         ddp->it_list = false;
         ddp->t_backward = dtr__now_ns();
+        dtr__ddp_timing_open(ddp, DTR__AT_OPEN, stream);
     } else if (state != DTR__DDP_ARMED) {
         return dtr__ddp_refuse(ddp, entry,
                                state == DTR__DDP_FORWARD
                                    ? "call dtr_ddp_forward_end first"
                                    : "gradients of this iteration can no longer become ready");
+    } else {
+        dtr__ddp_timing_open(ddp, DTR__AT_OPEN, stream);
     }
     if (ddp->it_sync && (ddp->it_list || ddp->mode == DTR__MODE_STATIC)) {
         dtr_status s = dtr__ddp_device_follow(ddp, stream);
@@ -268,6 +271,9 @@ static dtr_status ddp_forward_begin(dtr_ddp *ddp) {
         ddp->it_forward = true;
         ddp->it_list = false;
         ddp->t_forward = dtr__now_ns();
+        if (ddp->gpu.has_out) {
+            dtr__ddp_timing_open(ddp, DTR__AT_FORWARD, ddp->gpu.out);
+        }
         atomic_store(&ddp->state, DTR__DDP_BUSY);
     }
     pthread_mutex_unlock(&ddp->lock);
@@ -336,6 +342,9 @@ static dtr_status ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_u
         }
         ddp->it_list = unused != NULL && ddp->mode == DTR__MODE_DYNAMIC;
         ddp->t_forward_end = ddp->t_backward = dtr__now_ns();
+        if (ddp->gpu.has_out) {
+            dtr__ddp_timing_mark(ddp, DTR__AT_FORWARD_END, ddp->gpu.out);
+        }
         atomic_store(&ddp->state, DTR__DDP_BUSY);
     }
     pthread_mutex_unlock(&ddp->lock);

@@ -84,45 +84,46 @@ static void mean_count(size_t *old, size_t x, uint64_t n) {
 }
 
 static void count_metrics(const dtr_ddp *ddp, const dtr_ddp_step *step) {
+    static const dtr__metric steps = { "dtr_ddp_steps_total",
+                                       "Synchronised steps of gradient averaging." };
+    static const dtr__metric bytes = { "dtr_ddp_bytes_total", "Bytes of gradients averaged." };
+    dtr__metrics_add(ddp->world, &steps, 1);
+    dtr__metrics_add(ddp->world, &bytes, (double)step->bytes);
+}
+
+static void time_metrics(const dtr_ddp *ddp, const dtr_ddp_step *step) {
     static const dtr__metric of[] = {
-        { "dtr_ddp_steps_total", "Synchronised steps of gradient averaging." },
-        { "dtr_ddp_bytes_total", "Bytes of gradients averaged." },
         { "dtr_ddp_forward_seconds_total", "Forward passes of synchronised steps." },
         { "dtr_ddp_backward_seconds_total", "Backward passes of synchronised steps." },
         { "dtr_ddp_comm_seconds_total", "Time with a bucket under way." },
         { "dtr_ddp_exposed_comm_seconds_total", "The part that dtr_ddp_backward_end waited for." },
     };
-    const double value[] = { 1,
-                             (double)step->bytes,
-                             step->forward_s,
-                             step->backward_s,
-                             step->comm_s,
+    const double value[] = { step->forward_s, step->backward_s, step->comm_s,
                              step->exposed_comm_s };
     for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
         dtr__metrics_add(ddp->world, &of[i], value[i] > 0 ? value[i] : 0);
     }
 }
 
-void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
-    count_metrics(ddp, step);
-    pthread_mutex_lock(&ddp->stats_lock);
-    dtr__ddp_counters *c = &ddp->count;
-    uint64_t n = ++c->steps;
-    c->last = *step;
-    c->unused_bytes = ddp->it_unused_bytes;
-    c->copied_in_bytes = atomic_load(&ddp->copied_in);
-    c->copied_out_bytes = atomic_load(&ddp->copied_out);
-    mean_count(&c->average.bytes, step->bytes, n);
-    mean_count(&c->average.buckets, step->buckets, n);
-    mean_count(&c->average.collectives, step->collectives, n);
+/* stats_lock is held. */
+static void add_times(dtr__ddp_counters *c, const dtr_ddp_step *step) {
+    uint64_t n = ++c->timed;
+    c->last.forward_s = step->forward_s;
+    c->last.backward_s = step->backward_s;
+    c->last.comm_s = step->comm_s;
+    c->last.exposed_comm_s = step->exposed_comm_s;
+    c->last.overlap = step->overlap;
     mean(&c->average.forward_s, step->forward_s, n);
     mean(&c->average.backward_s, step->backward_s, n);
     mean(&c->average.comm_s, step->comm_s, n);
     mean(&c->average.exposed_comm_s, step->exposed_comm_s, n);
     mean(&c->average.overlap, step->overlap, n);
-    pthread_mutex_unlock(&ddp->stats_lock);
+}
+
+static void trace_times(const dtr_ddp *ddp, const dtr_ddp_step *step, const char *what,
+                        uint64_t n) {
     if (ddp->world->trace != NULL) {
-        dtr__trace_note(ddp->world->trace, "ddp_step",
+        dtr__trace_note(ddp->world->trace, what,
                         step->forward_s + step->backward_s + step->exposed_comm_s,
                         "ddp%u step %" PRIu64 ": %zu bytes, %zu buckets, %zu collectives, forward "
                         "%.6f s, backward %.6f s, communication %.6f s, exposed %.6f s, overlap "
@@ -130,6 +131,45 @@ void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
                         ddp->id, n, step->bytes, step->buckets, step->collectives, step->forward_s,
                         step->backward_s, step->comm_s, step->exposed_comm_s, step->overlap);
     }
+}
+
+void dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
+    bool device = dtr__ddp_on_device(ddp);
+    count_metrics(ddp, step);
+    pthread_mutex_lock(&ddp->stats_lock);
+    dtr__ddp_counters *c = &ddp->count;
+    uint64_t n = ++c->steps;
+    c->last.bytes = step->bytes;
+    c->last.buckets = step->buckets;
+    c->last.collectives = step->collectives;
+    c->unused_bytes = ddp->it_unused_bytes;
+    c->copied_in_bytes = atomic_load(&ddp->copied_in);
+    c->copied_out_bytes = atomic_load(&ddp->copied_out);
+    mean_count(&c->average.bytes, step->bytes, n);
+    mean_count(&c->average.buckets, step->buckets, n);
+    mean_count(&c->average.collectives, step->collectives, n);
+    if (!device) {
+        add_times(c, step);
+    }
+    pthread_mutex_unlock(&ddp->stats_lock);
+    if (!device) {
+        time_metrics(ddp, step);
+        trace_times(ddp, step, "ddp_step", n);
+    } else if (ddp->world->trace != NULL) {
+        dtr__trace_note(ddp->world->trace, "ddp_step", step->forward_s + step->backward_s,
+                        "ddp%u step %" PRIu64 ": %zu bytes, %zu buckets, %zu collectives", ddp->id,
+                        n, step->bytes, step->buckets, step->collectives);
+    }
+    dtr__ddp_timing_close(ddp, step, n);
+    dtr__ddp_timing_collect(ddp);
+}
+
+void dtr__ddp_count_times(dtr_ddp *ddp, const dtr_ddp_step *step, uint64_t n) {
+    time_metrics(ddp, step);
+    pthread_mutex_lock(&ddp->stats_lock);
+    add_times(&ddp->count, step);
+    pthread_mutex_unlock(&ddp->stats_lock);
+    trace_times(ddp, step, "ddp_step_times", n);
 }
 
 static dtr_ddp_stats snapshot(const dtr_ddp *ddp) {
@@ -152,6 +192,7 @@ static dtr_ddp_stats snapshot(const dtr_ddp *ddp) {
         .description = ddp->description != NULL ? ddp->description : "",
         .copied_in_bytes = c->copied_in_bytes,
         .copied_out_bytes = c->copied_out_bytes,
+        .timed_steps = c->timed,
     };
 }
 
@@ -163,6 +204,7 @@ dtr_status dtr_ddp_get_stats(const dtr_ddp *ddp, dtr_ddp_stats *stats) {
                 "dtr_ddp_get_stats: stats->struct_size is %zu; set it to sizeof(dtr_ddp_stats)",
                 stats->struct_size);
     dtr_ddp *d = (dtr_ddp *)(uintptr_t)ddp; /* the lock is no part of what is read */
+    dtr__ddp_timing_collect(d);
     pthread_mutex_lock(&d->stats_lock);
     dtr_ddp_stats all = snapshot(ddp);
     pthread_mutex_unlock(&d->stats_lock);

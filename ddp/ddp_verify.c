@@ -291,14 +291,19 @@ dtr_status dtr__ddp_verify(dtr_ddp *ddp, dtr_status mine) {
 
 /* ---- dtr_ddp_check_equal ---- */
 
-static uint64_t value_hash(const dtr_tensor *t, dtr_status *s) {
+static uint64_t value_hash(dtr_ddp *ddp, const dtr_tensor *t, dtr_status *s) {
     size_t nbytes = t->numel * dtr_dtype_size(t->dtype);
+    uint64_t there = 0;
+    if (dtr__ddp_on_device(ddp)) {
+        *s = *s == DTR_OK ? dtr__ddp_device_hash(ddp, t, &there) : *s;
+        return there;
+    }
     if (t->contiguous) {
         return dtr__hash_bytes(DTR__HASH_START, t->data, nbytes);
     }
     char *packed = malloc(nbytes + 1);
     if (packed == NULL) {
-        *s = DTR_ERR_NOMEM;
+        *s = no_memory(ddp, "parameters");
         return 0;
     }
     dtr__tensor_pack(packed, t);
@@ -331,10 +336,13 @@ static dtr_status compare_values(dtr_ddp *ddp) {
     uint64_t *own = all + ddp->n * (size_t)ddp->size;
     dtr_status s = DTR_OK;
     for (size_t i = 0; i < ddp->n; i++) {
-        own[i] = ddp->params[i].value != NULL ? value_hash(ddp->params[i].value, &s) : 0;
+        own[i] = ddp->params[i].value != NULL ? value_hash(ddp, ddp->params[i].value, &s) : 0;
     }
-    s = s == DTR_OK ? gather(ddp, own, all, ddp->n * sizeof *all, "ddp check equal")
-                    : no_memory(ddp, "parameters");
+    if (s == DTR_OK) {
+        s = gather(ddp, own, all, ddp->n * sizeof *all, "ddp check equal");
+    } else { /* the others wait for this rank */
+        dtr__group_break(ddp->group, s);
+    }
     if (s == DTR_OK) {
         s = name_unequal(ddp, all);
     }
@@ -345,7 +353,6 @@ static dtr_status compare_values(dtr_ddp *ddp) {
 static dtr_status ddp_check_equal(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_check_equal";
     DTR_TRY(dtr__ddp_check(ddp, entry));
-    DTR_TRY(dtr__ddp_device_refuse(ddp, entry));
     int idle = DTR__DDP_IDLE;
     if (!atomic_compare_exchange_strong(&ddp->state, &idle, DTR__DDP_BUSY)) {
         return dtr__ddp_refuse(ddp, entry, "call it between iterations");

@@ -66,3 +66,7 @@ dtr_add_mpi_run(double_ddp_stage TARGET test_double_ddp NPROCS 1 4 LABELS double
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_FAKE_CUDA_DELAY_US=30 DTR_FAKE_CUDA_SEED=5)
 dtr_add_mpi_run(double_ddp_shared TARGET test_double_ddp NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_STAGE=1 DTR_FAKE_CUDA_UUID=one)
+# What DDP does on the device beside the same on the host.
+dtr_add_double_mpi_test(double_ddp_pairs NPROCS 1 2 SOURCES ddp_pairs.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
+dtr_add_mpi_run(double_ddp_pairs_stage TARGET test_double_ddp_pairs NPROCS 2 4 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_DDP_STATS_EVERY=2)

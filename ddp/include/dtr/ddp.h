@@ -124,7 +124,7 @@ DTR_API dtr_tensor *dtr_ddp_grad(dtr_ddp *ddp, size_t i);
  * evaluating); else the parameter itself. The module's. NULL on error.
  *  @collective no
  *  @blocking   no
- *  @gpu        no
+ *  @gpu        `stream` goes on when the cast is there
  *  @errors     NULL with DTR_ERR_ARG (index, ignored) or DTR_ERR_STATE (outside of an iteration) as
  * last error
  *  @since 0.1 */
@@ -299,7 +299,7 @@ DTR_API dtr_status dtr_ddp_check_finalized(dtr_ddp *ddp);
 /** Do all ranks hold bitwise equal parameters? Reports, repairs nothing.
  *  @collective all members, no iteration open
  *  @blocking   until compared
- *  @gpu        no
+ *  @gpu        behind what the stream of the newest dtr_ddp_backward_end holds now
  *  @errors     DTR_ERR_MISMATCH naming the first parameter that differs and the ranks,
  * DTR_ERR_STATE (an iteration is open), DTR_ERR_NOMEM; those of the group
  *  @since 0.1 */
@@ -346,6 +346,10 @@ typedef struct dtr_ddp_stats {
     /* Of the last step: bytes of bucket memory that were copied from gradients and back to them; 0
      * where gradients lie in the buckets, dtr_ddp_step.bytes where they do not. */
     size_t copied_in_bytes, copied_out_bytes;
+    /* Steps whose times are known: all on the host. On a CUDA device the first ten, and every
+     * DTR_DDP_STATS_EVERY-th after them, once the device has done them; `last` then has the times
+     * of the newest of them. */
+    uint64_t timed_steps;
 } dtr_ddp_stats;
 
 /** Copy the statistics. Works in every state, also after a failure.

@@ -1,0 +1,206 @@
+/* What DDP can do with parameters in host memory, on device memory: the same values, and what is
+ * queued for it. The same program runs over nccl and over stage (DTR_TEST_STAGE=1). */
+#include <stdlib.h>
+
+#include "ddp_pair.h"
+
+/* ---- statistics ---- */
+
+/* Steps of 12 whose times are known: 10, and with DTR_DDP_STATS_EVERY=2 the twelfth. */
+static uint64_t timed_of_12(void) {
+    return getenv("DTR_DDP_STATS_EVERY") != NULL ? 11 : 10;
+}
+
+static dtr_ddp_stats stats_of(const pair *m, int side) {
+    dtr_ddp_stats st = { .struct_size = sizeof st };
+    TH_IS(dtr_ddp_get_stats(m->ddp[side], &st), DTR_OK);
+    return st;
+}
+
+/* LG7: steps are timed by events; nobody waits for them, neither the step nor who asks. */
+START_TEST(LG7_times_from_events) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    cudaEvent_t open;
+    pair m;
+    pair_open(&m, &o, DTR_F32);
+    TH_CHECK(cudaEventCreateWithFlags(&open, cudaEventDisableTiming) == cudaSuccess, "event");
+    for (int k = 0; k < 12; k++) {
+        TH_IS(backward_of(&m, HOST), DTR_OK);
+    }
+    for (int k = 0; k < 12; k++) {
+        if (k == 1 && !staged()) { /* behind the rebuild, which waits */
+            TH_CHECK(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+            TH_CHECK(stats_of(&m, DEVICE).timed_steps == 1, "the first step is not counted");
+            dtr_fake_cuda_hold(open, 1);
+            cudaEventRecord(open, m.stream);
+            cudaStreamWaitEvent(m.stream, open, 0);
+        }
+        TH_IS(dtr_ddp_forward_begin(m.ddp[DEVICE]), DTR_OK);
+        TH_IS(dtr_ddp_forward_end(m.ddp[DEVICE], NULL, 0), DTR_OK);
+        for (size_t i = 0; i < PARAMS; i++) {
+            TH_IS(dtr_ddp_grad_ready(m.ddp[DEVICE], i, m.stream), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(m.ddp[DEVICE], m.stream), DTR_OK);
+    }
+    dtr_ddp_stats st = stats_of(&m, DEVICE);
+    TH_CHECK(st.steps == 12, "%d steps", (int)st.steps);
+    TH_CHECK(staged() || st.timed_steps == 1, "%d steps are timed, the device has done one",
+             (int)st.timed_steps);
+    if (!staged()) {
+        dtr_fake_cuda_hold(open, 0);
+    }
+    TH_CHECK(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+    st = stats_of(&m, DEVICE);
+    TH_CHECK(st.timed_steps == timed_of_12(), "%d timed steps", (int)st.timed_steps);
+    for (int k = 0; k < 2; k++) {
+        const dtr_ddp_step *s = k == 0 ? &st.last : &st.average;
+        TH_CHECK((s->comm_s > 0) == (th_size() > 1), "%g s of communication", s->comm_s);
+        TH_CHECK(s->exposed_comm_s >= 0 && s->exposed_comm_s <= s->comm_s + 1e-3 &&
+                     s->overlap >= 0 && s->overlap <= 1,
+                 "%g s exposed of %g s, overlap %g", s->exposed_comm_s, s->comm_s, s->overlap);
+        TH_CHECK(s->bytes == stats_of(&m, HOST).last.bytes, "%zu bytes", s->bytes);
+    }
+    TH_CHECK(st.average.forward_s > 0 && st.average.backward_s > 0, "%g s forward, %g s backward",
+             st.average.forward_s, st.average.backward_s);
+    TH_CHECK(stats_of(&m, HOST).timed_steps == 12, "not all steps of the host are timed");
+    cudaEventDestroy(open);
+    pair_close(&m);
+}
+END_TEST
+
+/* ---- mixed precision ---- */
+
+/* What compute reads: values in param_dtype, on the stream it names. */
+static void same_shadows(const pair *m) {
+    for (size_t i = 0; i < PARAMS; i++) {
+        dtr_tensor *host = dtr_ddp_param(m->ddp[HOST], i, NULL);
+        dtr_tensor *there = dtr_ddp_param(m->ddp[DEVICE], i, m->stream);
+        TH_CHECK(host != NULL && there != NULL, "%s", dtr_last_error_message());
+        dtr_tensor *read = on_gpu(dtr_tensor_dtype(there), pair_numel[i], 0, m->stream);
+        TH_IS(dtr_tensor_copy(read, there, m->stream), DTR_OK); /* as compute does: no host waits */
+        same_bytes(host, read, "cast parameter");
+        dtr_tensor_release(read);
+    }
+}
+
+/* An optimizer step of the program on both sides, with the averages in the values' own type. */
+static void update_both(pair *m, bool full) {
+    for (int side = 0; side < 2; side++) {
+        for (size_t i = 0; i < PARAMS; i++) {
+            dtr_tensor *g =
+                full ? dtr_ddp_full_grad(m->ddp[side], i) : dtr_ddp_grad(m->ddp[side], i);
+            TH_IS(dtr_tensor_axpy(m->value[side][i], -0.125, g, stream_of(m, side)), DTR_OK);
+        }
+    }
+}
+
+/* X2, X3, X5, CF4: casts on a stream of their own, which compute waits for; the average in both
+ * types; with and without views and another type of buckets. No step waits for the device. */
+START_TEST(X3_param_dtype) {
+    static const struct {
+        dtr_dtype param, reduce;
+        bool view;
+    } rows[] = {
+        { DTR_BF16, DTR_F32, false },
+        { DTR_F16, DTR_F16, true },
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        pair m;
+        o.has_param_dtype = true;
+        o.param_dtype = rows[r].param;
+        o.has_reduce_dtype = rows[r].reduce != rows[r].param;
+        o.reduce_dtype = rows[r].reduce;
+        o.grad_as_bucket_view = rows[r].view;
+        pair_open(&m, &o, DTR_F32);
+        TH_CHECK(dtr_ddp_param(m.ddp[DEVICE], 0, m.stream) == NULL, "a cast outside an iteration");
+        TH_MESSAGE("forward_begin");
+        size_t blocks = 0;
+        for (int k = 0; k < 4; k++) {
+            dtr_fake_cuda_log_start();
+            for (int side = 0; side < 2; side++) {
+                TH_IS(dtr_ddp_forward_begin(m.ddp[side]), DTR_OK);
+            }
+            TH_CHECK(k == 0 || dtr_fake_cuda_log_count("Synchronize") == 0, "%s",
+                     dtr_fake_cuda_log_text());
+            TH_CHECK(k == 0 || dtr_fake_cuda_log_count("cudaMalloc") == 0, "%s",
+                     dtr_fake_cuda_log_text());
+            same_shadows(&m);
+            for (int side = 0; side < 2; side++) {
+                TH_IS(dtr_ddp_forward_end(m.ddp[side], NULL, 0), DTR_OK);
+            }
+            step_both(&m, "average in param_dtype");
+            for (size_t i = 0; i < PARAMS; i++) {
+                same_bytes(dtr_ddp_full_grad(m.ddp[HOST], i), dtr_ddp_full_grad(m.ddp[DEVICE], i),
+                           "average in the parameter's type");
+            }
+            TH_CHECK(k < 2 || dtr_fake_cuda_live("device") == blocks, "%zu blocks, not %zu",
+                     dtr_fake_cuda_live("device"), blocks);
+            blocks = dtr_fake_cuda_live("device");
+            update_both(&m, true);
+        }
+        pair_close(&m);
+    }
+}
+END_TEST
+
+/* X7: a floating buffer has the other type from create on, and keeps its values. */
+START_TEST(X7_buffer_dtype) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    pair m = { .step = 1 };
+    TH_CHECK(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    dtr_tensor *buffer[2] = { on_host(DTR_F32, 70, DTR_MEM_DEFAULT),
+                              on_gpu(DTR_F32, 70, 0, m.stream) };
+    write_pattern(&m, buffer[HOST], th_rank(), 0);
+    write_pattern(&m, buffer[DEVICE], th_rank(), 0);
+    cudaStreamDestroy(m.stream);
+    o.has_buffer_dtype = true;
+    o.buffer_dtype = DTR_BF16;
+    pair_open_with(&m, &o, DTR_F32, buffer);
+    TH_CHECK(dtr_tensor_dtype(buffer[DEVICE]) == DTR_BF16, "the buffer kept its type");
+    same_bytes(buffer[HOST], buffer[DEVICE], "buffer");
+    pair_close(&m);
+    dtr_tensor_release(buffer[HOST]);
+    dtr_tensor_release(buffer[DEVICE]);
+}
+END_TEST
+
+/* ---- comparing ---- */
+
+/* V7: what the last steps on the module's stream wrote is compared, and a rank that is off named.
+ */
+START_TEST(V7_check_equal) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    bool last = th_rank() == th_size() - 1;
+    pair m;
+    pair_open(&m, &o, DTR_F32);
+    TH_IS(dtr_ddp_check_equal(m.ddp[DEVICE]), DTR_OK);
+    step_both(&m, "average");
+    update_both(&m, false);
+    TH_IS(dtr_ddp_check_equal(m.ddp[DEVICE]), DTR_OK);
+    TH_IS(
+        dtr_tensor_axpy(m.value[DEVICE][2], last ? 1 : 0, dtr_ddp_grad(m.ddp[DEVICE], 2), m.stream),
+        DTR_OK);
+    dtr_status want = th_size() > 1 ? DTR_ERR_MISMATCH : DTR_OK;
+    TH_IS(dtr_ddp_check_equal(m.ddp[DEVICE]), want);
+    if (th_size() > 1) {
+        char text[64];
+        snprintf(text, sizeof text, "parameter 'c' (2) differs between rank 0 and rank %d",
+                 th_size() - 1);
+        TH_MESSAGE(text);
+    }
+    pair_close(&m);
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "ddp pairs", 110);
+    th_add(tc, LG7_times_from_events, 1, 0);
+    th_add(tc, X3_param_dtype, 1, 0);
+    th_add(tc, X7_buffer_dtype, 1, 0);
+    th_add(tc, V7_check_equal, 1, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "ddp_pairs", make);
+}
