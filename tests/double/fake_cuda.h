@@ -37,6 +37,12 @@ DTR_FAKE_API void dtr_fake_cuda_log(const char *function, const char *format, ..
  * themselves; this is for threads that another library starts. */
 DTR_FAKE_API void dtr_fake_cuda_delay(void);
 
+/* A kernel of another object than libdtr_cuda: what one of `n_threads` threads does. The argument
+ * is one struct of `nbytes`, the name a literal. */
+DTR_FAKE_API void dtr_fake_cuda_kernel(const char *name, size_t nbytes,
+                                       void (*body)(const void *argument, unsigned tid,
+                                                    unsigned n_threads));
+
 /* ---- for tests ---- */
 
 /* Read the DTR_FAKE_CUDA_* variables again and count calls from zero. */

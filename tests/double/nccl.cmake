@@ -70,3 +70,23 @@ dtr_add_mpi_run(double_ddp_shared TARGET test_double_ddp NPROCS 2 LABELS double 
 dtr_add_double_mpi_test(double_ddp_pairs NPROCS 1 2 SOURCES ddp_pairs.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_pairs_stage TARGET test_double_ddp_pairs NPROCS 2 4 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_DDP_STATS_EVERY=2)
+
+# The example on the stand-ins: its own library with the real soname of cuBLAS in LD_LIBRARY_PATH. All on two ranks, and where
+# the ranks share a GPU.
+if(TARGET mlp_cuda)
+  dtr_add_double(fake_cublas SONAME libcublas.so.13 MAP "${CMAKE_CURRENT_SOURCE_DIR}/cublas/cublas.map" LIBS fake_cudart m
+    SEEN cublas/fake_cublas.c)
+  target_include_directories(fake_cublas PRIVATE "${PROJECT_SOURCE_DIR}/examples")
+  add_dependencies(double train_mlp_gpu fake_cublas)
+  foreach(run 1: 2: 2:DTR_FAKE_CUDA_UUID=one)
+    string(REGEX MATCH "^([0-9]):(.*)" all ${run})
+    set(n ${CMAKE_MATCH_1})
+    set(setting ${CMAKE_MATCH_2})
+    string(REGEX REPLACE ".+" "_shared" suffix "${setting}")
+    add_test(NAME double_train_mlp${suffix}_np${n} COMMAND "${PROJECT_SOURCE_DIR}/tests/examples/expect.sh"
+      "^${n} ranks on cuda" "^parameters on ${n} ranks: bitwise equal" "^one rank with the same global batch: .*: agrees$" --
+      ${DTR_MPIEXEC} -n ${n} $<TARGET_FILE:train_mlp_gpu> --verify --steps 20 --batch 8 --width 24)
+    set_tests_properties(double_train_mlp${suffix}_np${n} PROPERTIES LABELS double TIMEOUT 300 PROCESSORS ${n}
+      ENVIRONMENT "${DTR_TEST_ENVIRONMENT};LD_LIBRARY_PATH=${DTR_DOUBLE_LIB}:${PROJECT_BINARY_DIR}:${PROJECT_BINARY_DIR}/examples;${setting}")
+  endforeach()
+endif()
