@@ -231,7 +231,7 @@ static progress look(dtr_group *g, dtr__repeat *p, noted *n) {
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
         if (found > 0) {
-            finish_record(g, p, *n, looks < at_once);
+            finish_record(g, p, *n, looks < at_once && !p->moves.zero);
             return FINISHED;
         }
         bool over = found < 0 || (looks > at_first && !alone(g, looks, has_thread, &backoff));
@@ -314,6 +314,9 @@ bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     progress how = run(g, p, &record);
     if (how != FINISHED) {
         *status = go_on(g, p, r, record, how == UNDER_WAY);
+    }
+    if (how == NOT_BEGUN && !p->p2p) {
+        p->id = 0; /* other memory: the next call finds out anew */
     }
     dtr__latch_drop(g->progress);
     if (seq % CALLS_PER_NEWS == 0 || *status < 0) {

@@ -22,6 +22,7 @@ typedef struct dtr__moves {
     bool reduces; /* all inputs become the output, by `reducer` if there is one */
     bool pairs;   /* only giver and taker know how much it is: to be compared */
     bool leads;   /* in a row of such calls it waits for nobody but those it takes from */
+    bool zero;    /* everybody's buffers are in node-shared memory and are reduced there */
     dtr__reducer reducer;
     int from, until;  /* group ranks whose data it copies otherwise; empty: nobody's */
     size_t give;      /* bytes it shows */

@@ -160,6 +160,7 @@ typedef struct dtr__shm_state {
     uint64_t row_of;                    /* repeat that the last operations were, 0: another call, */
     uint64_t row;                       /* ... and how many of them there were before the last */
     bool unshown;                       /* the repeat under way waits until its post is free */
+    uint64_t in_at, out_at;             /* where its buffers lie, if they are reduced there */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
     void *mpi;         /* state of the mpi backend where that carries messages, else NULL */
@@ -228,6 +229,13 @@ void dtr__shm_describe_more(dtr__shm_more *more, const dtr__call *c);
 /* Whether everybody is through with what the own post and, where `lead` is 1, what belongs to it
  * showed last, so that the operation under way may be shown there. */
 bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t lead);
+/* Whether the buffers of a call of so many bytes are in node-shared memory and may be reduced where
+ * they lie if everybody's are; where that is. */
+bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
+                          uint64_t *out_at);
+/* Tell how far this rank has read; may it leave, or is something of it still read? */
+void dtr__shm_tell_finished(const dtr__shm_state *s);
+bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
@@ -248,7 +256,8 @@ void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w);
  * slice is complete. */
 bool dtr__shm_streams(const dtr_group *g, size_t nbytes); /* write results past the caches? */
 bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c);
-bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
+bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
+                        bool *moved);
 
 /* shm_attach.c: plain buffers that the kernel reads for the peers. fits: is the way open and worth
  * it; offer: note in the post where in and out of an allreduce are; copy: some of what rank shows;

@@ -79,6 +79,14 @@ static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t
     return true;
 }
 
+bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
+                          uint64_t *out_at) {
+    const bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
+    return nbytes > DTR__SHM_INLINE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
+           dtr__shm_zero_fits(g, c) && shared_at(g, c->in, nbytes, in_at) &&
+           (!takes_out || shared_at(g, c->out, nbytes, out_at));
+}
+
 /* Choose where the data is shown. */
 static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post,
                         size_t nbytes) {
@@ -86,13 +94,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
     dtr__shm_more *more = dtr__shm_more_of(s, g->rank);
     bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &post->at);
     op->chunks_out = 0;
-    if (nbytes > DTR__SHM_INLINE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
-        dtr__shm_zero_fits(g, c)) {
-        uint64_t in_at = post->at;
-        bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
-        post->zero_copy = shared && (!takes_out || shared_at(g, c->out, nbytes, &more->out_at));
-        more->in_at = in_at;
-    }
+    post->zero_copy = dtr__shm_lies_shared(g, c, nbytes, &more->in_at, &more->out_at);
     if (!post->zero_copy && c->kind == DTR__K_ALLREDUCE && nbytes > 0) {
         dtr__shm_attach_offer(g, s, c, nbytes);
     }
@@ -368,7 +370,7 @@ static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) 
 
 /* Tell how far this rank has read; whole as soon as it wants no more, though it may still have
  * chunks to post. */
-static void tell_finished(const dtr__shm_state *s) {
+void dtr__shm_tell_finished(const dtr__shm_state *s) {
     const dtr__shm_op *op = &s->op;
     bool whole = op->zero_copy || op->sliced || op->pulled >= op->chunks_in;
     if (!op->quiet) {
@@ -383,7 +385,7 @@ static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         return false;
     }
     s->op.pulled++;
-    tell_finished(s);
+    dtr__shm_tell_finished(s);
     return true;
 }
 
@@ -401,7 +403,7 @@ static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
     dtr__shm_op *op = &s->op;
     const dtr__call *c = &w->call;
     if (op->zero_copy) {
-        return dtr__shm_zero_pull(g, s, w, budget);
+        return dtr__shm_zero_pull(g, s, c, budget, &w->moved);
     }
     if (op->sliced) {
         return dtr__shm_attach_pull(g, s, w, budget);
@@ -422,7 +424,7 @@ static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
 /* ---- leave ---- */
 
 /* A rank whose memory others read stays until they are through. */
-static bool may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     const dtr__shm_op *op = &s->op;
     const bool all = op->zero_copy || op->sliced;
     const uint8_t mode = dtr__shm_post_of(s, g->rank)->mode;
@@ -468,7 +470,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         }
         copy_own(g, s, &w->call);
         if (!op->zero_copy && !op->sliced && op->chunks_in == 0) {
-            tell_finished(s);
+            dtr__shm_tell_finished(s);
         }
         op->phase = DTR__SHM_PULL;
     }
@@ -481,11 +483,11 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
             return DTR_OK;
         }
         if (op->zero_copy || op->sliced) {
-            tell_finished(s);
+            dtr__shm_tell_finished(s);
         }
         op->phase = DTR__SHM_LEAVE;
     }
-    *done = may_leave(g, s, &w->call);
+    *done = dtr__shm_may_leave(g, s, &w->call);
     return DTR_OK;
 }
 

@@ -10,10 +10,11 @@
 #include "shm/shm_p2p.h"
 
 enum {
-    EXPECTED = 1024, /* bytes of the next post that are fetched ahead */
-    TOGETHER = 256,  /* bytes beside a post that are fetched with it */
-    ROW_BEGINS = 8,  /* calls of a row that wait for everybody */
-    FEW_RANKS = 8    /* whose next posts are fetched ahead */
+    EXPECTED = 1024,        /* bytes of the next post that are fetched ahead */
+    TOGETHER = 256,         /* bytes beside a post that are fetched with it */
+    ZERO_MOST = 256 * 1024, /* bytes reduced where they lie, which is done at one go */
+    ROW_BEGINS = 8,         /* calls of a row that wait for everybody */
+    FEW_RANKS = 8           /* whose next posts are fetched ahead */
 };
 
 static bool scatters(dtr__kind k) {
@@ -65,11 +66,13 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
     if (dtr__kind_is_p2p(c->kind)) {
         return s->mpi == NULL && dtr__shm_p2p_repeat_accept(s, c);
     }
-    if (c->op == DTR_PREMUL_SUM || !is_small(g, s, c, give)) {
+    const bool zero = c->kind == DTR__K_ALLREDUCE && s->op.zero_copy && give <= ZERO_MOST;
+    if (c->op == DTR_PREMUL_SUM || (!zero && !is_small(g, s, c, give))) {
         return false;
     }
-    *m = (dtr__moves){ .gives = give > 0 && dtr__shm_gives(g, c, g->rank),
+    *m = (dtr__moves){ .gives = !zero && give > 0 && dtr__shm_gives(g, c, g->rank),
                        .give = give,
+                       .zero = zero,
                        .parts = parts,
                        .pairs = c->kind == DTR__K_GATHERV || dtr__shm_has_table(c->kind) };
     m->leads = may_lead(g, c, m);
@@ -142,13 +145,38 @@ static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p
     s->described_more[n & 1] = p->id;
 }
 
+static inline void expect_to_write(const void *line) {
+#if defined(__x86_64__)
+    __asm__ volatile(
+        "prefetchw %0" ::"m"(*(const char *)line)); /* the built-in one means reading */
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
+/* The same post as that of a call that goes the ordinary way. */
+static void show_places(dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post) {
+    dtr__shm_more *more = &s->me->more[s->op.n & 1];
+    const bool same = c->in == c->out;
+    post->zero_copy = 1;
+    post->mode = same ? DTR__SHM_STAGED : DTR__SHM_DIRECT;
+    post->shift = same;
+    post->at = same ? s->stage_at : s->in_at;
+    post->first = (uint8_t)s->stage_next;
+    if (more->in_at != s->in_at || more->out_at != s->out_at) { /* else the others have the line */
+        more->in_at = s->in_at;
+        more->out_at = s->out_at;
+    }
+    expect_to_write(&s->me->finished);
+}
+
 /* False while somebody may still read what the post, or what belongs to it, showed last. */
 static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
     const uint64_t n = s->op.n;
     const dtr__moves *m = &p->moves;
     dtr__shm_post *post = &s->me->post[n % DTR__SHM_POSTS];
     const bool line =
-        (!m->gives || m->give <= DTR__SHM_BESIDE) && s->described_more[n & 1] == p->id;
+        !m->zero && (!m->gives || m->give <= DTR__SHM_BESIDE) && s->described_more[n & 1] == p->id;
     if (!dtr__shm_is_free(g, s, line ? DTR__SHM_POSTS - 1 : 1)) {
         return false;
     }
@@ -158,10 +186,19 @@ static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
     if (m->gives) {
         copy(m->give <= DTR__SHM_BESIDE ? post->data : s->me->more[n & 1].data, p->call.in,
              m->give);
+    } else if (m->zero) {
+        show_places(s, &p->call, post);
     }
     post->left = leads(s, p);
     atomic_store_explicit(&post->posted, dtr__shm_mark(n, 0), memory_order_release);
     return true;
+}
+
+/* Whether these buffers are in node-shared memory, too. */
+static bool lies_shared(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
+    const dtr__call *c = &p->call;
+    return dtr__shm_lies_shared(g, c, p->moves.give, &s->in_at, &s->out_at) &&
+           (c->in != c->out || s->stage != NULL);
 }
 
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
@@ -169,12 +206,19 @@ bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     if (p->p2p) {
         return dtr__shm_p2p_repeat_post(s, &p->call);
     }
+    if (p->moves.zero && !lies_shared(g, s, p)) {
+        return false;
+    }
     s->op.n = ++s->n;
+    s->op.phase = DTR__SHM_ARRIVE;
     s->row = s->row_of == p->id ? s->row + 1 : 0;
     s->row_of = p->id;
     s->op.arrived = leads(s, p) ? p->moves.from : 0;
-    if (p->moves.pairs) {
+    if (p->moves.pairs || p->moves.zero) {
         s->op.size = dtr_dtype_size(p->call.dtype);
+        s->op.zero_copy = p->moves.zero;
+        s->op.pulled = 0;
+        s->op.quiet = s->op.sliced = false;
     }
     if (p->moves.leads && s->row == ROW_BEGINS) {
         (void)dtr__call_site_text(&p->call, s->me->left_site, sizeof s->me->left_site);
@@ -226,15 +270,6 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
            (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take);
 }
 
-static inline void expect_to_write(const void *line) {
-#if defined(__x86_64__)
-    __asm__ volatile(
-        "prefetchw %0" ::"m"(*(const char *)line)); /* the built-in one means reading */
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
-
 /* The next post's lines: everybody has finished the operation that read them last, and to get them
  * back takes as long as a small operation. */
 static void expect_post(const dtr__shm_state *s, size_t give) {
@@ -258,6 +293,15 @@ static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr
     }
 }
 
+/* The own slice, and whether everybody's is done. */
+static bool reduce_places(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    bool moved = false;
+    (void)dtr__shm_zero_pull(g, s, c, SIZE_MAX, &moved);
+    dtr__shm_tell_finished(s);
+    s->op.phase = DTR__SHM_LEAVE;
+    return dtr__shm_may_leave(g, s, c);
+}
+
 int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     uint64_t mark = dtr__shm_mark(s->n, 0);
@@ -271,6 +315,9 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
         return 0;
     }
     s->unshown = false;
+    if (s->op.phase == DTR__SHM_LEAVE) {
+        return dtr__shm_may_leave(g, s, &p->call);
+    }
     const bool ahead = leads(s, p);
     const bool beside = p->moves.give > DTR__SHM_BESIDE && p->moves.give <= TOGETHER;
     const int until = ahead ? p->moves.until : g->size;
@@ -282,7 +329,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
         if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
             return 0;
         }
-        if (post->fingerprint != p->call.fingerprint ||
+        if (post->fingerprint != p->call.fingerprint || (p->moves.zero && post->zero_copy == 0) ||
             (p->moves.pairs && !fits(g, s, p, s->op.arrived))) {
             return -1;
         }
@@ -293,6 +340,9 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
         expect_others(g, s, &p->moves);
     }
     expect_post(s, p->moves.gives ? p->moves.give : 0);
+    if (p->moves.zero) {
+        return reduce_places(g, s, &p->call);
+    }
     if (p->moves.reduces) {
         reduce(g, s, p);
     } else {
@@ -308,10 +358,17 @@ void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
         dtr__shm_p2p_repeat_go_on(g, s, w);
         return;
     }
+    const bool leaves = s->op.phase == DTR__SHM_LEAVE;
     s->op = (dtr__shm_op){ .n = s->n,
                            .size = dtr_dtype_size(c->dtype),
-                           .phase = s->unshown ? DTR__SHM_NEW : DTR__SHM_ARRIVE };
+                           .zero_copy = leaves,
+                           .phase = leaves       ? DTR__SHM_LEAVE
+                                    : s->unshown ? DTR__SHM_NEW
+                                                 : DTR__SHM_ARRIVE };
     s->unshown = false;
     s->op.in = c->in;
     dtr__shm_set_steps(g, s, c);
+    if (dtr__shm_post_of(s, g->rank)->mode == DTR__SHM_STAGED) { /* if somebody's lie elsewhere */
+        s->op.chunks_out = (c->in_count * s->op.size + s->op.step - 1) / s->op.step;
+    }
 }

@@ -39,8 +39,8 @@ static int pointers(const dtr_group *g, const dtr__shm_state *s, const dtr__call
     return n_to;
 }
 
-bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
-    const dtr__call *c = &w->call;
+bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
+                        bool *moved) {
     dtr__shm_op *op = &s->op;
     const void *from[DTR__SHM_MAX_RANKS];
     void *to[DTR__SHM_MAX_RANKS];
@@ -57,7 +57,7 @@ bool dtr__shm_zero_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t bud
         dtr__reduce_piece(to, n_to, from, g->size, end - at < count ? end - at : count, c->dtype,
                           c->op, c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL, stream);
         op->pulled++;
-        w->moved = true;
+        *moved = true;
     }
     return first + op->pulled * count >= end;
 }

@@ -265,6 +265,122 @@ START_TEST(little_control) {
 }
 END_TEST
 
+/* Allreduces from one place, again and again, of buffers that all ranks have mapped. */
+enum { AGAIN = 5000, TIMES = 160 }; /* elements: more than a post holds, the last line is short */
+
+typedef struct places {
+    int32_t *in, *out, *further_in, *further_out, *plain_in, *plain_out;
+} places;
+
+static int32_t *shared_room(void) {
+    void *p = NULL;
+    TH_OK(dtr_alloc(th_world(), (dtr_device){ DTR_CPU, 0 }, DTR_MEM_SHARED, AGAIN * sizeof(int32_t),
+                    &p));
+    return p;
+}
+
+static places make_places(void) {
+    static int32_t in[AGAIN], out[AGAIN];
+    return (places){ shared_room(), shared_room(), shared_room(), shared_room(), in, out };
+}
+
+static void free_places(const places *p) {
+    dtr_free(th_world(), p->in);
+    dtr_free(th_world(), p->out);
+    dtr_free(th_world(), p->further_in);
+    dtr_free(th_world(), p->further_out);
+}
+
+static dtr_status reduce_again(dtr_group *g, const int32_t *in, int32_t *out, dtr_op op) {
+    return dtr_allreduce(g, dtr_cpu((void *)in, AGAIN, DTR_I32), dtr_cpu(out, AGAIN, DTR_I32), op,
+                         NULL, NULL);
+}
+
+static void sum_again(int32_t *in, int32_t *out, int i) {
+    const int n = th_size(), base = n * (n - 1) / 2 + n * i;
+    int wrong = 0;
+    for (int k = 0; k < AGAIN; k++) {
+        in[k] = th_rank() + i + k;
+    }
+    TH_IS(reduce_again(th_group(), in, out, DTR_SUM), DTR_OK);
+    for (int k = 0; k < AGAIN; k++) {
+        wrong += out[k] != base + n * k;
+    }
+    TH_CHECK(wrong == 0, "call %d: %d elements are wrong", i, wrong);
+}
+
+/* WRK17: in other places, in place, some of it or all of one rank's in plain memory, somebody late.
+ */
+START_TEST(again_in_shared_memory) {
+    const places p = make_places();
+    const bool last = th_rank() == th_size() - 1;
+    for (int i = 0; i < TIMES; i++) {
+        const int how = i / 2 % 16;
+        if (i % 32 == 7 && th_rank() == i / 32 % th_size()) {
+            th_sleep(0.002);
+        }
+        if (how == 5) {
+            sum_again(p.further_in, p.further_out, i);
+        } else if (how == 7 || (how == 9 && !last && i % 2 == 0)) {
+            sum_again(p.in, p.in, i);
+        } else if (how == 9 && last) {
+            sum_again(p.plain_in, p.plain_out, i);
+        } else if (how == 11 && th_rank() == 0) {
+            sum_again(p.in, p.plain_out, i);
+        } else if (how == 13) {
+            sum_again(p.plain_in, p.plain_out, i);
+        } else if (how == 14) {
+            sum_again(p.in, last ? p.in : p.further_out, i);
+        } else {
+            sum_again(p.in, p.out, i);
+        }
+    }
+    TH_AGREE();
+    free_places(&p);
+}
+END_TEST
+
+/* DBG6: one rank asks for something else there; all say so, nothing is written. */
+START_TEST(other_operator_in_shared_memory) {
+    const places p = make_places();
+    const bool odd = th_rank() == th_size() - 1;
+    for (int i = 0; i < 20; i++) {
+        sum_again(p.in, p.out, i);
+    }
+    memset(p.out, -1, AGAIN * sizeof *p.out);
+    TH_IS(reduce_again(th_group(), p.in, p.out, odd ? DTR_MAX : DTR_SUM), DTR_ERR_MISMATCH);
+    TH_MESSAGE("op");
+    TH_MESSAGE("shm_ways.c:");
+    TH_CHECK(p.out[0] == -1 && p.out[AGAIN - 1] == -1, "a buffer was written: %d", p.out[0]);
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+    free_places(&p);
+}
+END_TEST
+
+/* WRK10: a rank that does not come; who comes late learns it at once. */
+START_TEST(absent_from_shared_memory) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    const places p = make_places();
+    dtr_group *g = NULL;
+    o.timeout_s = 0.5;
+    TH_OK(dtr_group_split(th_group(), 0, th_rank(), &o, &g));
+    for (int i = 0; i < 20; i++) {
+        TH_IS(reduce_again(g, p.in, p.out, DTR_SUM), DTR_OK);
+    }
+    if (th_rank() != 0) {
+        TH_IS(reduce_again(g, p.in, p.out, DTR_SUM), DTR_ERR_TIMEOUT);
+        TH_MESSAGE("allreduce #21");
+        TH_MESSAGE("rank 0");
+    }
+    th_barrier();
+    TH_IS(reduce_again(g, p.in, p.out, DTR_SUM), DTR_ERR_TIMEOUT);
+    TH_AGREE();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    free_places(&p);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ways", 60);
     th_add(tc, switched_off, 0, 0);
@@ -277,6 +393,10 @@ static void make(Suite *s) {
     th_add(tc, little_staging, 0, 0);
     th_add(tc, staged_every_way, 0, 0);
     th_add(tc, little_control, 0, 0);
+    tc = th_case(s, "again", 60);
+    th_add(tc, again_in_shared_memory, 0, 0);
+    th_add(tc, other_operator_in_shared_memory, 2, 0);
+    th_add(tc, absent_from_shared_memory, 2, 0);
 }
 
 int main(int argc, char **argv) {
