@@ -164,13 +164,23 @@ static void slow(void) {
     note("allreduce", DTR_OK);
 }
 
-/* O7: all are outside the library while they are asked for dumps; the job goes on. */
+/* O7, DR1: the victim is outside the library, and the others wait for it, while dtr-doctor looks
+ * and asks for dumps; the job goes on. */
 static void asked(void) {
     char name[32];
+    dtr_work *w = NULL;
+    dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
+    dtr_buffer b = dtr_cpu(data, N, DTR_F32);
+    if (rank != victim) {
+        (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
+    }
     snprintf(name, sizeof name, "in%d", rank);
     put_file(name);
     await_file("go");
-    note("allreduce", allreduce("last", 0));
+    if (rank == victim) {
+        (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
+    }
+    note("allreduce", wait_and_release(DTR_OK, w, -1));
 }
 
 /* FI1: the victim computes until the others have given up. */
@@ -185,10 +195,11 @@ static void absent(void) {
     put_file(name);
 }
 
-/* FI9 */
+/* FI9; the odd one may be the first. */
 static void kind(void) {
     dtr_buffer b = dtr_cpu(data, N, DTR_F32);
-    note("call", rank == victim ? dtr_broadcast(group, b, 0, NULL, NULL) : allreduce("grad.3", 0));
+    note("call", rank == (size > 3 ? 0 : victim) ? dtr_broadcast(group, b, 0, NULL, NULL)
+                                                 : allreduce("grad.3", 0));
 }
 
 /* The others say that they are about to call; the victim gives them a moment to get inside. */

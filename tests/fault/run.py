@@ -103,6 +103,17 @@ def switch_link(bed_pid, way):
     subprocess.run(["ip", "-n", "dtr%dsw" % bed_pid, "link", "set", port, way], check=True)
 
 
+def named(some):
+    """As dtr-doctor names ranks: "rank 2", "ranks 0-1, 3"."""
+    parts = []
+    for r in sorted(some):
+        if parts and parts[-1][1] == r - 1:
+            parts[-1][1] = r
+        else:
+            parts.append([r, r])
+    return ("rank " if len(some) == 1 else "ranks ") + ", ".join("%d" % a if a == b else "%d-%d" % (a, b) for a, b in parts)
+
+
 def survivors():
     dead = {"killed": [victim], "muted": [victim], "killed_node": victims_node()}.get(case, [])
     return [r for r in range(ranks) if r not in dead]
@@ -253,23 +264,25 @@ def slow():
 def absent():
     for r in others:
         expect(r, "allreduce", "DTR_ERR_TIMEOUT")
-    diagnosis(r"rank %d \(host \S+, pid \d+\) never entered %s, called at %s\w+ on ranks? .*"
-              r"its last finished operation .* %s.*called at %s" % (victim, TITLE, SITE, LAST, SITE))
+    diagnosis(r"rank %d \(host \S+, pid \d+\) never entered %s, called at %s\w+ on %s; .*"
+              r"its last finished operation .* %s.*called at %s" % (victim, TITLE, SITE, named(others), LAST, SITE))
     dumps(r"\w+ #\d+ of group 'world(\.ddp)?' failed")
+
+
+seen_running = ""
 
 
 def trigger():
     """O7: asks the running job for dumps as soon as all ranks are in their places, then lets it end."""
     while len([f for f in os.listdir(folder) if f.startswith("in")]) < ranks:
         time.sleep(0.02)
+    global seen_running
+    seen_running = ask_doctor(recordings)[1]
     code, text = ask_doctor("--trigger", recordings)
     check(code == 0 and len(re.findall(r"asked rank \d", text)) == ranks, text)
     while len(files(".dump.json")) < ranks:
         time.sleep(0.02)
     open(os.path.join(folder, "go"), "w").close()
-
-
-seen_running = ""
 
 
 def look():
@@ -289,6 +302,11 @@ def asked():
         expect(r, "allreduce", "DTR_OK")
         expect(r, "destroy", "DTR_OK")
     dumps(r"dtr-doctor --trigger on rank \d")
+    check(re.match(r"rank %d \(host \S+, pid \d+\) never entered %s, called at fault\.c:\d+ on %s; it is outside the library since "
+                   r"[0-9.]+ s; its last finished operation is %s" % (victim, TITLE, named(others), LAST), seen_running), seen_running)
+    for r in range(ranks):
+        row = r"running +[0-9.]+ +%s +last: allreduce #20 .*" % ("-" if r == victim else victim)
+        check(re.search(r"(?m)^ +%d +\S+ +\d+ +%s$%s" % (r, row, "" if r == victim else r"\n +now: " + TITLE), seen_running), seen_running)
     check(ask_doctor("--trigger", recordings)[0] == 2, "a job that has ended was asked")
 
 
@@ -297,8 +315,10 @@ def kind():
     for r in range(ranks):
         expect(r, "call", "DTR_ERR_MISMATCH")
     check(not files(".dump.json"), "a dump in spite of DTR_DUMP=0")
-    diagnosis(r"ranks disagree on operation #21 of group 'world': .*(allreduce|broadcast) #21 .*at fault\.c:\d+.*"
-              r"(allreduce|broadcast) #21 .*at fault\.c:\d+")
+    odd = 0 if ranks > 3 else victim
+    most = named([r for r in range(ranks) if r != odd])
+    diagnosis(r"ranks disagree on operation #21 of group 'world': %s called %s at fault\.c:\d+, but rank %d called broadcast #21 f32 "
+              r"x 1000 root 0 group 'world' at fault\.c:\d+" % (most, TITLE, odd))
 
 
 def ended(ranks_ended, cause):
@@ -401,6 +421,9 @@ def cascade():
             expect(r, "kill%d" % k, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % (k - 1), r"called at (fault\.c:|test_fault\+0x)")
     for call in "module", "step", "modules", "destroy":
         expect(0, call, "DTR_OK")
+    text = diagnosis(r"rank %d \(host \S+, pid \d+\) died or ended without dtr_world_destroy, as the first, last sign of life "
+                     r"at [0-9:]+ UTC: when it ended, it was " % (ranks - 1))
+    check("\n%s ended without dtr_world_destroy too;" % named(range(1, ranks - 1)) in text, text)
 
 
 def killed_p2p():
