@@ -21,6 +21,10 @@ dtr_add_mpi_run(double_nccl_2_18 TARGET test_double_nccl_backend NPROCS 2 LABELS
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
 # Kernels of the library beside NCCL's, what works hold and tell.
 dtr_add_double_mpi_test(double_nccl_work NPROCS 1 3 SOURCES nccl_work.c LIBS fake_cudart)
+# Limits, ends, and the way of each version.
+dtr_add_double_mpi_test(double_nccl_rules NPROCS 3 SOURCES nccl_rules.c LIBS fake_cudart)
+dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=22203)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
 # Groups of their own device, splits, what a group says of itself, and coalescing scopes.

@@ -33,4 +33,15 @@ static inline void allreduce_good(dtr_group *g) {
     drop(b);
 }
 
+/* A stream that waits for an event which the test holds. */
+static inline cudaStream_t held_stream(cudaEvent_t *open) {
+    cudaStream_t stream;
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(open, cudaEventDisableTiming) == cudaSuccess, "event");
+    dtr_fake_cuda_hold(*open, 1);
+    cudaEventRecord(*open, stream);
+    cudaStreamWaitEvent(stream, *open, 0);
+    return stream;
+}
+
 #endif /* DTR_NCCL_DATA_H */

@@ -141,6 +141,10 @@ START_TEST(FI37_hanging_abort) {
     th_barrier();
     TH_IS(dtr_group_destroy(g), DTR_OK);
     TH_CHECK(th_rank() != culprit() || th_log_count("left behind") == 1, "nothing was said of it");
+    dtr_group_stats stats = DTR_GROUP_STATS_INIT;
+    TH_IS(dtr_group_get_stats(dtr_world_group(th_world()), &stats), DTR_OK);
+    TH_CHECK(stats.helpers_left == (th_rank() == culprit()), "%d threads left",
+             (int)stats.helpers_left);
     fault("DTR_FAKE_NCCL_ERR", NULL);
     TH_IS(dtr_allreduce(th_group(), b, b, DTR_MAX, NULL, NULL), DTR_OK);
     drop(b);

@@ -287,17 +287,6 @@ END_TEST
 
 /* ---- memory in use ---- */
 
-/* A stream that waits for an event which the test holds. */
-static cudaStream_t held_stream(cudaEvent_t *open) {
-    cudaStream_t stream;
-    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
-    TH_CHECK(cudaEventCreateWithFlags(open, cudaEventDisableTiming) == cudaSuccess, "event");
-    dtr_fake_cuda_hold(*open, 1);
-    cudaEventRecord(*open, stream);
-    cudaStreamWaitEvent(stream, *open, 0);
-    return stream;
-}
-
 /* Nothing of earlier tests is under way, or waits to be freed. */
 static void settle(void) {
     TH_IS(dtr_group_drain(th_group(), -1), DTR_OK);

@@ -1,0 +1,203 @@
+/* Rules of works, communicators and versions on the stand-ins that are no matter of values: limits,
+ * ends, what is called when, and what is left alone. */
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "nccl_data.h"
+
+static int calls(const char *name) {
+    return dtr_fake_cuda_log_count(name);
+}
+
+static void let_go(cudaStream_t stream, cudaEvent_t open) {
+    dtr_fake_cuda_hold(open, 0);
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+}
+
+static dtr_group *new_group(void) {
+    dtr_group *g = NULL;
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), NULL, &g), DTR_OK);
+    TH_AGREE();
+    return g;
+}
+
+/* L5, I7: the limit of a stream's wait becomes the work's, whose communicator is then aborted and
+ * not destroyed. */
+START_TEST(L5_limit_of_a_stream_wait) {
+    dtr_group *g = new_group();
+    cudaEvent_t open;
+    dtr_buffer b = filled(N, 1);
+    allreduce_good(g);
+    cudaStream_t stream = held_stream(&open);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_work *w = NULL;
+    o.stream = stream;
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    th_barrier();
+    if (th_rank() == 0) { /* counted from the issue, so that it may have passed */
+        dtr_status s = dtr_work_wait(w, 0.2);
+        TH_CHECK(s == DTR_OK || s == DTR_ERR_TIMEOUT, "%s", dtr_status_name(s));
+    }
+    TH_IS(dtr_work_synchronize(w, -1), DTR_ERR_TIMEOUT);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    th_barrier();
+    let_go(stream, open);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_CHECK(calls("ncclCommDestroy") == 0, "%s", dtr_fake_cuda_log_text());
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* I10: a group ends in order: NCCL is told, then ended, and streams and events go last. */
+START_TEST(I10_end_of_a_group) {
+    dtr_group *g = new_group();
+    allreduce_good(g);
+    TH_IS(dtr_group_drain(g, -1), DTR_OK);
+    dtr_fake_cuda_log_start();
+    TH_OK(dtr_group_destroy(g));
+    while (calls("cudaStreamDestroy") == 0) { /* the thread that ended NCCL's part may do it */
+        th_sleep(0.001);
+    }
+    const char *log = dtr_fake_cuda_log_text();
+    const char *finalize = strstr(log, "ncclCommFinalize"), *end = strstr(log, "ncclCommDestroy");
+    const char *event = strstr(log, "cudaEventDestroy"), *stream = strstr(log, "cudaStreamDestroy");
+    if (th_size() > 1) {
+        TH_CHECK(finalize != NULL && end != NULL && finalize < end, "%s", log);
+        TH_CHECK(end != NULL && event > end && stream > end, "%s", log);
+        TH_CHECK(calls("ncclCommAbort") == 0, "it was aborted");
+    }
+    TH_CHECK(event != NULL && stream != NULL, "%s", log);
+    TH_AGREE();
+}
+END_TEST
+
+/* D20: the first batch of a group needs all members, later ones only those that exchange. */
+START_TEST(D20_who_must_come) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.timeout_s = 2;
+    dtr_group *g = th_hasty_group(th_world(), &o);
+    dtr_buffer b = filled(N, 1);
+    dtr_p2p op = { th_rank() == 0, b, 1 - th_rank(), 0 };
+    bool comes = th_rank() < 2;
+    if (comes) {
+        TH_IS(dtr_batch_p2p(g, &op, 1, NULL, NULL), DTR_ERR_TIMEOUT);
+    }
+    th_barrier();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    allreduce_good(th_group());
+    if (comes) {
+        TH_IS(dtr_batch_p2p(th_group(), &op, 1, NULL, NULL), DTR_OK);
+        check(b, 1, 1, "message");
+    }
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* GP10, J16, J20: an error of the program's own call is not taken for one of ours, waits may be
+ * repeated, and no copy makes the host wait. */
+START_TEST(GP10_left_alone) {
+    float host[4] = { 0 };
+    size_t syncs = dtr_fake_cuda_hidden_syncs();
+    dtr_buffer b = filled(N, 1);
+    dtr_buffer whole = { b.data, (size_t)th_size() * 8, DTR_I32, gpu };
+    cudaError_t stale = cudaMemcpy(b.data, host, sizeof host, cudaMemcpyDeviceToHost);
+    TH_CHECK(stale != cudaSuccess && cudaPeekAtLastError() == stale, "%d", (int)stale);
+    dtr_work *w[4] = { NULL };
+    TH_IS(dtr_allreduce(th_group(), whole, whole, DTR_AVG, NULL, &w[0]), DTR_OK);
+    TH_IS(dtr_alltoall(th_group(), whole, whole, NULL, &w[1]), DTR_OK);
+    TH_IS(dtr_work_wait(w[1], -1), DTR_OK); /* the next one goes by stage, on other streams */
+    TH_IS(dtr_allreduce(th_group(), whole, whole, DTR_BOR, NULL, &w[2]), DTR_OK);
+    TH_IS(dtr_work_wait(w[2], -1), DTR_OK);
+    TH_IS(dtr_broadcast(th_group(), b, 0, NULL, &w[3]), DTR_OK);
+    for (int i = 0; i < 8; i++) {
+        TH_IS(dtr_work_wait(w[i / 2], -1), DTR_OK);
+        TH_IS(dtr_work_synchronize(w[i / 2], -1), DTR_OK);
+    }
+    for (int i = 0; i < 4; i++) {
+        TH_IS(dtr_work_release(w[i]), DTR_OK);
+    }
+    TH_CHECK(cudaGetLastError() != cudaSuccess, "the program's error was cleared");
+    TH_CHECK(dtr_fake_cuda_hidden_syncs() == syncs, "a copy with pageable memory");
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+/* GP7, X19, X23: newer calls of NCCL where it has them, the older way otherwise. */
+START_TEST(GP7_ways_by_version) {
+    const char *posed = getenv("DTR_FAKE_NCCL_VERSION");
+    int size = th_size(), own = posed == NULL || atoi(posed) >= 22800;
+    bool root = th_rank() == 1;
+    dtr_buffer all = filled((size_t)size * 9, 1), out = device_f32((size_t)size * 9);
+    dtr_buffer part = { out.data, 9, DTR_F32, gpu }, none = { NULL, 0, DTR_F32, gpu };
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_alltoall(th_group(), all, out, NULL, NULL), DTR_OK);
+    TH_CHECK(calls("ncclAlltoAll rank") == own, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(calls("ncclSend rank") == (own ? 0 : size - 1), "%s", dtr_fake_cuda_log_text());
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_scatter(th_group(), root ? all : none, part, 1, NULL, NULL), DTR_OK);
+    TH_CHECK(calls("ncclScatter rank") == own, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(calls("ncclSend rank") == (own || !root ? 0 : size - 1), "%s",
+             dtr_fake_cuda_log_text());
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_gather(th_group(), part, root ? all : none, 1, NULL, NULL), DTR_OK);
+    TH_CHECK(calls("ncclGather rank") == own, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(calls("ncclRecv rank") == (own || !root ? 0 : size - 1), "%s",
+             dtr_fake_cuda_log_text());
+    if (root) { /* back where it came from */
+        check(all, 1, 1, "scattered and gathered");
+    }
+    drop(all);
+    drop(out);
+    TH_AGREE();
+}
+END_TEST
+
+static int threads(void) {
+    int n = 0;
+    DIR *d = opendir("/proc/self/task");
+    while (d != NULL && readdir(d) != NULL) {
+        n++;
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+    }
+    return n;
+}
+
+/* AD11: groups have no threads of their own. */
+START_TEST(AD11_no_threads_of_groups) {
+    enum { GROUPS = 10 };
+    dtr_group *g[GROUPS];
+    int before = threads();
+    for (int i = 0; i < GROUPS; i++) {
+        g[i] = new_group();
+        th_good_allreduce(g[i]);
+    }
+    TH_CHECK(threads() <= before, "%d threads, %d before", threads(), before);
+    for (int i = 0; i < GROUPS; i++) {
+        TH_OK(dtr_group_destroy(g[i]));
+    }
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "nccl rules", 110);
+    th_add(tc, AD11_no_threads_of_groups, 1, 0); /* first: later ones leave threads that end */
+    th_add(tc, L5_limit_of_a_stream_wait, 1, 0);
+    th_add(tc, I10_end_of_a_group, 1, 0);
+    th_add(tc, D20_who_must_come, 3, 0);
+    th_add(tc, GP10_left_alone, 2, 0);
+    th_add(tc, GP7_ways_by_version, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "nccl rules", make);
+}
