@@ -10,7 +10,8 @@
 #include "shm/shm_p2p.h"
 
 enum {
-    EXPECTED = 1024,        /* bytes of the next post that are fetched ahead */
+    EXPECTED = 1024,        /* bytes of the next post that are fetched ahead, */
+    EXPECTED_LATER = 4096,  /* ... and up to here once the data of this one has come */
     TOGETHER = 256,         /* bytes beside a post that are fetched with it */
     ZERO_MOST = 256 * 1024, /* bytes reduced where they lie, which is done at one go */
     ROW_BEGINS = 8,         /* calls of a row that wait for everybody */
@@ -272,11 +273,15 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
 
 /* The next post's lines: everybody has finished the operation that read them last, and to get them
  * back takes as long as a small operation. */
-static void expect_post(const dtr__shm_state *s, size_t give) {
-    expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
-    for (size_t at = 0; give > DTR__SHM_BESIDE && at < give && at < EXPECTED; at += 64) {
+static void expect_room(const dtr__shm_state *s, size_t from, size_t until, size_t give) {
+    for (size_t at = from; give > DTR__SHM_BESIDE && at < give && at < until; at += 64) {
         expect_to_write(&s->me->more[(s->n + 1) & 1].data[at]);
     }
+}
+
+static void expect_post(const dtr__shm_state *s, size_t give) {
+    expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
+    expect_room(s, 0, EXPECTED, give);
 }
 
 /* Little data beside a post comes with it instead of after it. */
@@ -339,7 +344,8 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     } else {
         expect_others(g, s, &p->moves);
     }
-    expect_post(s, p->moves.gives ? p->moves.give : 0);
+    const size_t give = p->moves.gives ? p->moves.give : 0;
+    expect_post(s, give);
     if (p->moves.zero) {
         return reduce_places(g, s, &p->call);
     }
@@ -348,6 +354,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     } else {
         move(g, s, p);
     }
+    expect_room(s, EXPECTED, EXPECTED_LATER, give);
     return 1;
 }
 
