@@ -14,6 +14,8 @@ typedef struct doctor_rank {
     bool lost;           /* the error of a rank that went on says that this one has died */
     char state;          /* of the process, as in /proc; 'T' is stopped */
     int64_t last_sign;   /* ns since 1970: newest time in the recording */
+    double last_share;   /* of the operations it took part in, those it was last into; < 0: none */
+    double lag_s;        /* behind the median rank then, median */
 } doctor_rank;
 
 typedef struct doctor_problem {

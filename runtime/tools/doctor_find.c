@@ -150,18 +150,21 @@ static void find_stuck(doctor_job *job) {
         const dtr__recording *r = job->rank[i].rec;
         const char *inside = "";
         const double s = r != NULL ? dtr__recording_stuck(r, &inside) : 0;
+        const bool alive = job->rank[i].alive;
         if (s > 0 && inside[0] != '\0') {
             doctor_problem_add(job, DOCTOR_STUCK,
-                               "%s: its progress thread %s inside %s, and has not come back for "
-                               "%.1f s: a debugger or /proc/PID/task/*/stack says where it waits",
-                               doctor_who(job, i, who, sizeof who),
-                               job->rank[i].alive ? "is" : "was to the end", inside, s);
+                               alive ? "%s: its progress thread is inside %s and has not come back "
+                                       "for %.1f s; look at it with a debugger (thread "
+                                       "dtr-progress)"
+                                     : "%s: its progress thread was inside %s at the end and had "
+                                       "not come back for %.1f s",
+                               doctor_who(job, i, who, sizeof who), inside, s);
         } else if (s > 0) {
             doctor_problem_add(job, DOCTOR_STUCK,
                                "%s: its progress thread %s in one callback or reduction for %.1f "
-                               "s, and in no call of MPI or CUDA",
-                               doctor_who(job, i, who, sizeof who),
-                               job->rank[i].alive ? "has been" : "was to the end", s);
+                               "s, in no call of MPI or CUDA",
+                               doctor_who(job, i, who, sizeof who), alive ? "has been" : "had been",
+                               s);
         }
     }
 }
@@ -397,8 +400,9 @@ static void find_partner(doctor_job *job, const doctor_group *g, int self) {
         if (count_p2p(&g->member[peer], other, self, r->tag) < mine) {
             doctor_problem_add(
                 job, DOCTOR_PARTNER,
-                "rank %d waits in %s, called at %s, but %s has not posted the matching %s; %s",
-                m->world_rank, dtr__recording_title(m->rec, r, title, sizeof title), doctor_site(r),
+                "rank %d %s in %s, called at %s, but %s has not posted the matching %s; %s",
+                m->world_rank, dtr__record_over(r) ? "waited" : "waits",
+                dtr__recording_title(m->rec, r, title, sizeof title), doctor_site(r),
                 doctor_who(job, g->member[peer].world_rank, who, sizeof who), other,
                 doctor_doing(job, g->member[peer].world_rank, doing, sizeof doing));
             return;

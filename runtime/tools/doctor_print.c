@@ -4,6 +4,8 @@
 
 #include "doctor.h"
 
+enum { INDENT = 80 }; /* of further lines in the table */
+
 static const char *state_name(const doctor_rank *k) {
     uint32_t phase = atomic_load(&k->rec->head.phase);
     if (k->alive) {
@@ -52,35 +54,41 @@ static void print_operation(const dtr__recording *r, const dtr__record *rec, cha
 static void print_stack(const dtr__recording *r, const dtr__record *rec, FILE *to) {
     char stack[640];
     if (dtr__recording_stack(r, rec, stack, sizeof stack)[0] != '\0') {
-        fprintf(to, "%66s from: %s\n", "", stack);
+        fprintf(to, "%*s from: %s\n", INDENT, "", stack);
     }
 }
 
 void doctor_print_table(const doctor_job *job, FILE *to) {
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
-    fprintf(to, "\n%5s  %-16s %8s  %-8s %10s  %-10s  %s\n", "rank", "host", "pid", "state",
-            "quiet s", "waits for", "operations");
+    fprintf(to, "\n%5s  %-16s %8s  %-8s %8s %7s %8s  %-10s  %s\n", "rank", "host", "pid", "state",
+            "quiet s", "last in", "by ms", "waits for", "operations");
     for (int i = 0; i < job->size; i++) {
         const doctor_rank *k = &job->rank[i];
-        char last[320], current[320], whom[64];
+        char last[320], current[320], whom[64], share[16] = "-", lag[16] = "-";
         if (k->rec == NULL) {
             fprintf(to, "%5d  no recording\n", i);
             continue;
         }
         print_operation(k->rec, dtr__recording_last(k->rec, true), last, sizeof last);
         print_operation(k->rec, dtr__recording_open(k->rec), current, sizeof current);
-        fprintf(to, "%5d  %-16s %8u  %-8s %10.1f  %-10s  last: %s\n", i, k->rec->head.host,
-                k->rec->head.pid, state_name(k), (double)(job->now - k->last_sign) * 1e-9,
-                waits_for(job, i, groups, n, whom, sizeof whom), last);
+        if (k->last_share >= 0) {
+            snprintf(share, sizeof share, "%.0f %%", 100 * k->last_share);
+        }
+        if (k->last_share > 0) {
+            snprintf(lag, sizeof lag, "%.1f", 1e3 * k->lag_s);
+        }
+        fprintf(to, "%5d  %-16s %8u  %-8s %8.1f %7s %8s  %-10s  last: %s\n", i, k->rec->head.host,
+                k->rec->head.pid, state_name(k), (double)(job->now - k->last_sign) * 1e-9, share,
+                lag, waits_for(job, i, groups, n, whom, sizeof whom), last);
         if (strcmp(current, "-") != 0) {
-            fprintf(to, "%66s now: %s\n", "", current);
+            fprintf(to, "%*s now: %s\n", INDENT, "", current);
             print_stack(k->rec, dtr__recording_open(k->rec), to);
         }
         const char *inside = "";
         const double still = dtr__recording_stuck(k->rec, &inside);
         if (still > 0) {
-            fprintf(to, "%57s progress thread: %s since %.1f s\n", "",
+            fprintf(to, "%*s in: %s of the progress thread since %.1f s\n", INDENT + 1, "",
                     inside[0] != '\0' ? inside : "a callback or reduction", still);
         }
     }
@@ -165,6 +173,9 @@ static void json_rank(const doctor_job *job, int rank, size_t last, FILE *to) {
     }
     fprintf(to, ",\"pid\":%u,\"quiet_s\":%.3f,\"records\":%zu,\"unreadable\":%zu", r->head.pid,
             (double)(job->now - k->last_sign) * 1e-9, r->n_records, r->torn);
+    if (k->last_share >= 0) {
+        fprintf(to, ",\"last_share\":%.3f,\"lag_s\":%.6f", k->last_share, k->lag_s);
+    }
     const char *inside = "";
     const double still = dtr__recording_stuck(r, &inside);
     if (still > 0) {

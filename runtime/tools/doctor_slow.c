@@ -13,6 +13,11 @@ static const double least_share = 0.6, by_chance = 1.8, least_lag_s = 2e-3, leas
 static void judge(doctor_job *job, const dtr__late_rank *of, const dtr__late *all) {
     char who[128];
     int slowest = 0;
+    for (int i = 0; i < job->size; i++) {
+        doctor_rank *k = &job->rank[i];
+        k->last_share = of[i].operations > 0 ? (double)of[i].last / (double)of[i].operations : -1;
+        k->lag_s = of[i].lag_s;
+    }
     if (all->operations < LEAST_OPERATIONS) {
         return;
     }
@@ -41,6 +46,7 @@ void doctor_find_slow(doctor_job *job) {
     job->slowest = -1;
     for (size_t i = 0; rec != NULL && i < n; i++) {
         rec[i] = job->rank[i].rec;
+        job->rank[i].last_share = -1;
     }
     if (rec != NULL && of != NULL && job->size > 1 &&
         dtr__late_find(rec, job->size, NEWEST, DTR__LATE_ALL_MEMBERS, of, &all)) {

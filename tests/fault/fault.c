@@ -168,19 +168,22 @@ static void slow(void) {
  * and asks for dumps; the job goes on. */
 static void asked(void) {
     char name[32];
-    dtr_work *w = NULL;
+    dtr_work *w = NULL, *later = NULL;
     dtr_coll_options o = { .struct_size = sizeof o, .label = "grad.3" };
     dtr_buffer b = dtr_cpu(data, N, DTR_F32);
     if (rank != victim) {
         (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
+        (void)dtr_barrier(group, NULL, &later);
     }
     snprintf(name, sizeof name, "in%d", rank);
     put_file(name);
     await_file("go");
     if (rank == victim) {
         (void)dtr_allreduce(group, b, b, DTR_MAX, &o, &w);
+        (void)dtr_barrier(group, NULL, &later);
     }
     note("allreduce", wait_and_release(DTR_OK, w, -1));
+    note("later", wait_and_release(DTR_OK, later, -1));
 }
 
 /* FI1: the victim computes until the others have given up. */

@@ -258,7 +258,9 @@ def slow():
     """FI2: no error, only the doctor speaks."""
     for r in range(ranks):
         expect(r, "allreduce", "DTR_OK")
-    diagnosis(r"rank %d \(host .*\) is usually last: into \d+ %% of \d+ operations" % victim)
+    text = diagnosis(r"rank %d \(host .*\) is usually last: into \d+ %% of \d+ operations" % victim)
+    shares = [float(re.search(r"(?m)^ +%d +\S+ +\d+ +ended +[0-9.]+ +(\d+) %% +(-|[0-9.]+) " % r, text).group(1)) for r in range(ranks)]
+    check(max(shares) == shares[victim], text)
 
 
 def absent():
@@ -305,7 +307,7 @@ def asked():
     check(re.match(r"rank %d \(host \S+, pid \d+\) never entered %s, called at fault\.c:\d+ on %s; it is outside the library since "
                    r"[0-9.]+ s; its last finished operation is %s" % (victim, TITLE, named(others), LAST), seen_running), seen_running)
     for r in range(ranks):
-        row = r"running +[0-9.]+ +%s +last: allreduce #20 .*" % ("-" if r == victim else victim)
+        row = r"running +[0-9.]+ +\d+ %% +(-|[0-9.]+) +%s +last: allreduce #20 .*" % ("-" if r == victim else victim)
         check(re.search(r"(?m)^ +%d +\S+ +\d+ +%s$%s" % (r, row, "" if r == victim else r"\n +now: " + TITLE), seen_running), seen_running)
     check(ask_doctor("--trigger", recordings)[0] == 2, "a job that has ended was asked")
 
@@ -498,7 +500,7 @@ def no_partner():
     one, other = ("send", "recv") if backend == "mpi" else ("recv", "send")
     expect(0, "partner", "DTR_ERR_TIMEOUT", r"%s #1 .*tag 7 'halo'" % one, r"called at fault\.c:\d+",
            r"rank %d \(host \S+, pid \d+\): it is outside the library .*allreduce #20 " % victim)
-    diagnosis(r"rank 0 waits in %s #1 f32 x \d+ \w+ rank %d tag 7 'halo' group 'world', called at fault\.c:\d+, but rank %d "
+    diagnosis(r"rank 0 waited in %s #1 f32 x \d+ \w+ rank %d tag 7 'halo' group 'world', called at fault\.c:\d+, but rank %d "
               r".* has not posted the matching %s" % (one, victim, victim, other))
 
 
@@ -542,8 +544,8 @@ def hung():
             told = [n for n in json.load(f)["node"] if n["world_rank"] == victim]
         check(all(re.match(r"MPI_(Test|Improbe)$", n.get("progress_inside", "")) and n["progress_still_s"] >= 2
                   for n in told), "%s: %s" % (path, told))
-    diagnosis(r"rank %d \(host \S+, pid \d+\): its progress thread was to the end inside MPI_(Test|Improbe), and has not "
-              r"come back for [0-9.]+ s" % victim)
+    diagnosis(r"rank %d \(host \S+, pid \d+\): its progress thread was inside MPI_(Test|Improbe) at the end and had "
+              r"not come back for [0-9.]+ s" % victim)
     report = json.loads(ask_doctor("--json", recordings)[1])
     check([r["rank"] for r in report["ranks"] if r.get("progress_inside", "").startswith("MPI_")] == [victim],
           "not just rank %d is inside a call of MPI: %s" % (victim, report))
