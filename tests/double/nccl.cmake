@@ -20,7 +20,7 @@ dtr_add_double_mpi_test(double_nccl_backend NPROCS 1 2 4 SOURCES nccl_backend.c 
 dtr_add_mpi_run(double_nccl_2_18 TARGET test_double_nccl_backend NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
 # Kernels of the library beside NCCL's, what works hold and tell.
-dtr_add_double_mpi_test(double_nccl_work NPROCS 1 3 SOURCES nccl_work.c LIBS fake_cudart)
+dtr_add_double_mpi_test(double_nccl_work NPROCS 1 2 3 SOURCES nccl_work.c LIBS fake_cudart)
 # Limits, ends, and the way of each version.
 dtr_add_double_mpi_test(double_nccl_rules NPROCS 3 SOURCES nccl_rules.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LABELS double TIMEOUT 300
