@@ -37,5 +37,6 @@ void hung(void);
 void cut(void);
 void far_dump(void);
 void muted(void);
+void busy(void);
 
 #endif /* FAULT_H */

@@ -1,10 +1,13 @@
 /* Faults of whole nodes, of what is between them, and of single threads. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rt_control.h"
@@ -177,6 +180,64 @@ void far_dump(void) {
         nap(0.02);
     }
     note("allreduce", allreduce("last", 0));
+}
+
+/* ---- CP6, P7: a rank is killed at any moment of what it does ---- */
+
+static void *kill_soon(void *arg) {
+    struct timespec t = { 0, *(const unsigned *)arg % 30000000 };
+    nanosleep(&t, NULL);
+    raise(SIGKILL);
+    return NULL;
+}
+
+/* Small calls again and again, large ones, several at once, messages. */
+static dtr_status be_busy(dtr_group *g, int turn) {
+    enum { LARGE = 200000 };
+    static float large[LARGE], some[8];
+    dtr_buffer b = dtr_cpu(some, 8, DTR_F32), l = dtr_cpu(large, LARGE, DTR_F32);
+    dtr_work *w[2] = { NULL, NULL };
+    dtr_status s = DTR_OK;
+    if (turn % 32 == 0) {
+        s = dtr_allreduce(g, l, l, DTR_MAX, NULL, &w[0]);
+        s = s == DTR_OK ? dtr_broadcast(g, b, 0, NULL, &w[1]) : s;
+    } else if (turn % 16 == 8) {
+        s = dtr_group_rank(g) % 2 == 0
+                ? dtr_send(g, b, (dtr_group_rank(g) + 1) % dtr_group_size(g), 0, NULL, &w[0])
+                : dtr_recv(g, b, dtr_group_rank(g) - 1, 0, NULL, &w[0]);
+    } else {
+        return dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL);
+    }
+    for (int i = 0; i < 2; i++) {
+        s = s == DTR_OK ? dtr_work_wait(w[i], -1) : s;
+        (void)dtr_work_release(w[i]);
+    }
+    return s;
+}
+
+/* The highest rank of ever smaller groups. */
+void busy(void) {
+    enum { MOST = 16, WARM_TURNS = 40 };
+    dtr_group *g[MOST] = { NULL };
+    unsigned when = 0;
+    char name[32];
+    for (int k = size; k >= 2; k--) {
+        (void)dtr_group_split(group, rank < k ? 0 : DTR_COLOR_NONE, 0, NULL, &g[k]);
+    }
+    for (int k = size; k >= 2 && rank < k; k--) {
+        dtr_status s = DTR_OK;
+        for (int turn = 0; s == DTR_OK; turn++) {
+            pthread_t killer;
+            if (turn == WARM_TURNS && rank == k - 1 && /* all are in it */
+                (getrandom(&when, sizeof when, 0) != (ssize_t)sizeof when ||
+                 pthread_create(&killer, NULL, kill_soon, &when) != 0)) {
+                raise(SIGKILL);
+            }
+            s = be_busy(g[k], turn);
+        }
+        snprintf(name, sizeof name, "kill%d", k);
+        note(name, s);
+    }
 }
 
 /* ---- N6: nobody reads what the ranks print ---- */

@@ -428,6 +428,16 @@ def cascade():
     check("\n%s ended without dtr_world_destroy too;" % named(range(1, ranks - 1)) in text, text)
 
 
+def busy():
+    """CP6, P7: whatever the rank was doing, the others end, and what it has left can be read."""
+    for k in range(ranks, 1, -1):
+        for r in range(k - 1):
+            expect(r, "kill%d" % k, "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % (k - 1))
+    expect(0, "destroy", "DTR_OK")
+    text = diagnosis(r"rank \d \(host \S+, pid \d+\) died ")
+    check("cannot be used" not in text, "a recording cannot be read:\n" + text)
+
+
 def killed_p2p():
     for r in others:
         for call in "blocking", "long", "receive", "any", "last":
