@@ -314,11 +314,12 @@ struct dtr_group {
     _Atomic uint64_t monitored; /* monitored barriers entered */
     _Atomic uint64_t errors;    /* works that ended with one */
     _Atomic uint64_t comms_by_init, comms_by_split;
-    _Atomic int status;     /* DTR_OK or what broke it; the first wins */
-    dtr__error_copy *error; /* set before status */
-    _Atomic int lost;       /* world rank + 1 of the member whose death broke it, 0: none */
-    _Atomic int nan_told;   /* they know that this rank gave NaN */
-    _Atomic int told;       /* the other members know that it is broken, or told us */
+    _Atomic int status;                    /* DTR_OK or what broke it; the first wins */
+    dtr__error_copy *error;                /* set before status */
+    _Atomic(dtr__error_copy *) accusation; /* what this rank says broke it, NULL: nothing yet */
+    _Atomic int lost;     /* world rank + 1 of the member whose death broke it, 0: none */
+    _Atomic int nan_told; /* they know that this rank gave NaN */
+    _Atomic int told;     /* the other members know that it is broken, or told us */
 
     /* Engine (engine.c). queue_lock: works, incoming, callbacks, counters; held briefly, never
      * while a backend runs. progress_lock: the running lists, backend state and requests; whoever

@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "groups.h"
 #include "rt_peers.h"
+#include "verdict.h"
 
 /* ---- deaths ---- */
 
@@ -43,7 +44,7 @@ void dtr__rank_lost(dtr_world *world, int world_rank, dtr_status status, const c
                            text, g->name);
             atomic_store(&g->lost, world_rank + 1);
             atomic_store(&g->told, !tell);
-            dtr__group_break_with(g, status, called);
+            dtr__group_accuse(g, status, called);
         }
     }
     pthread_mutex_unlock(&gs->lock);

@@ -8,6 +8,7 @@
 #include "engine.h"
 #include "groups.h"
 #include "rt_peers.h"
+#include "verdict.h"
 
 enum { FIRST_LOOK_MS = 200, LOOK_EVERY_MS = 500 };
 
@@ -43,7 +44,7 @@ static void break_behind(dtr_group *g, int peer, dtr__queue *called) {
     if (gs->ending_error == NULL) {
         gs->ending_error = dtr__error_save();
     }
-    dtr__group_break_with(g, DTR_ERR_MISMATCH, called);
+    dtr__group_accuse(g, DTR_ERR_MISMATCH, called);
 }
 
 void dtr__ending_look(dtr_world *world) {

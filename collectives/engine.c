@@ -100,7 +100,7 @@ void dtr__group_enter_started(dtr_group *g, dtr_work *w) {
 
 /* ---- breaking ---- */
 
-void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
+void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called) {
     pthread_mutex_lock(&g->queue_lock);
     if (atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
         pthread_mutex_unlock(&g->queue_lock);

@@ -60,8 +60,12 @@ int dtr__group_poll(dtr__poller *poller); /* the progress thread's way in */
 /* Take a last look at a work whose limit has passed; unless it has ended, fail it and the group
  * with it. Progress lock not held. */
 void dtr__work_expire(dtr_work *w);
-/* Break with this thread's last error; the progress lock may be held. The first break wins. */
+/* Break with this thread's last error, once all members agree on what broke it (verdict.c), which
+ * may be what another one found: at once on one node, after a second at most between several. The
+ * progress lock may be held. */
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called);
+/* The same without asking anybody: every unfinished work ends. The first wins. */
+void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called);
 
 /* The parts of issuing (coll_issue.c) that scopes share. describe fills a new work; admit gives it
  * its numbers and, unless it runs inline, queues it, false when the group is broken; `listed`: it

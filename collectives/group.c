@@ -72,6 +72,7 @@ void dtr__group_strip(dtr_group *group) {
     free(group->backend_asked);
     free(group->backend_chosen);
     dtr__error_copy_free(group->error);
+    dtr__error_copy_free(atomic_exchange(&group->accusation, NULL));
     group->world_ranks = NULL;
     group->desc = group->tag = group->backend_asked = group->backend_chosen = NULL;
     group->error = NULL;

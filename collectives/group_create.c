@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine.h"
 #include "group_make.h"
 #include "nccl/nccl_calls.h"
 #include "post.h"
@@ -151,8 +152,10 @@ static void unmake(dtr_group *group, dtr_status s) {
         return;
     }
     dtr__error_copy *cause = dtr__error_save();
+    dtr__queue called = { NULL, NULL };
     atomic_store(&group->told, 1); /* all members know */
-    dtr__group_break(group, s);
+    dtr__group_release_all(group, s, &called);
+    dtr__callbacks_run(&called);
     dtr__group_take_down(group);
     (void)dtr__error_restore(cause, s);
     dtr__error_copy_free(cause);

@@ -10,6 +10,7 @@
 #include "notice.h"
 #include "post.h"
 #include "rt_peers.h"
+#include "verdict.h"
 
 enum {
     LOOK_EVERY_NS = 500000,
@@ -17,11 +18,8 @@ enum {
 };
 
 typedef struct news {
-    uint64_t epoch, uid, seq;
-    int32_t status, origin;
-    int32_t lost; /* world rank + 1 whose death it is, 0: none */
-    int32_t unused;
-    char operation[40], text[1024];
+    uint64_t epoch;
+    dtr__verdict what;
 } news;
 
 typedef struct outgoing {
@@ -93,20 +91,12 @@ static dtr__notices *notices_of(const dtr_world *world) {
 
 /* This thread's last error is to be sent to the other members. */
 static void tell(dtr__notices *ns, const dtr_group *g, dtr_status s) {
-    dtr_error e = DTR_ERROR_INIT;
-    dtr_last_error(&e);
     outgoing *o = calloc(1, sizeof(*o) + sizeof(int) * (size_t)g->size);
     if (o == NULL) {
         return; /* the others reach their own deadlines */
     }
-    o->news = (news){ .epoch = ns->epoch,
-                      .uid = g->uid,
-                      .seq = e.seq,
-                      .status = (int32_t)s,
-                      .origin = g->world->rank,
-                      .lost = atomic_load(&g->lost) };
-    snprintf(o->news.operation, sizeof(o->news.operation), "%s", e.operation);
-    snprintf(o->news.text, sizeof(o->news.text), "%s", e.message);
+    o->news.epoch = ns->epoch;
+    dtr__verdict_say(g, s, &o->news.what);
     for (int i = 0; i < g->size; i++) {
         if (i != g->rank && !dtr__rank_dead(g->world, g->world_ranks[i])) {
             o->to[o->n++] = g->world_ranks[i];
@@ -159,48 +149,18 @@ bool dtr__status_shared(dtr_status s) {
            s == DTR_ERR_REMOTE;
 }
 
-/* What the origin's status is for the other members: its own failures are REMOTE to them. */
-static void break_by_news(dtr_group *g, const news *n, dtr__queue *called) {
-    dtr__error_context ctx = {
-        .world = g->world, .operation = n->operation, .group = g->name, .seq = n->seq
-    };
-    dtr_status s = (dtr_status)n->status;
-    if (dtr__status_shared(s)) {
-        (void)DTR_FAIL(&ctx, s, "%s", n->text);
-    } else {
-        s = DTR_FAIL(&ctx, DTR_ERR_REMOTE, DTR__PEER_FAILED "%s", dtr_group_rank_of(g, n->origin),
-                     n->origin, dtr_status_name(s), n->text);
-    }
-    atomic_store(&g->told, 1);
-    atomic_store(&g->lost, n->lost);
-    dtr__group_break_with(g, s, called);
-}
-
-/* The thread's last error stays what it was: its caller may be about to return it. */
-static void break_quietly(dtr_group *g, const news *n, dtr__queue *called) {
-    dtr_error before = DTR_ERROR_INIT;
-    dtr_last_error(&before);
-    dtr_status s = before.status;
-    dtr__error_copy *copy = s < 0 ? dtr__error_save() : NULL;
-    break_by_news(g, n, called);
-    if (copy != NULL) {
-        (void)dtr__error_restore(copy, s);
-        dtr__error_copy_free(copy);
-    }
-}
-
 /* groups->lock keeps the group from being taken apart meanwhile. */
 static bool deliver(dtr__notices *ns, const news *n, dtr__queue *called) {
     dtr__groups *gs = ns->world->groups;
     pthread_mutex_lock(&gs->lock);
     dtr_group *g = gs->first;
-    while (g != NULL && g->uid != n->uid) {
+    while (g != NULL && g->uid != n->what.uid) {
         g = g->next;
     }
-    if (g != NULL && n->status == DTR_ERR_NAN) {
-        DTR_WARN(ns->world, "%s (told once per group and rank)", n->text);
-    } else if (g != NULL && atomic_load(&g->status) == DTR_OK) {
-        break_quietly(g, n, called);
+    if (g != NULL && n->what.status == DTR_ERR_NAN) {
+        DTR_WARN(ns->world, "%s (told once per group and rank)", n->what.text);
+    } else if (g != NULL) {
+        dtr__verdict_execute(g, &n->what, called);
     }
     pthread_mutex_unlock(&gs->lock);
     return g != NULL;
@@ -219,12 +179,13 @@ static void take_in(dtr__notices *ns, dtr__queue *called) {
         if (n == NULL) {
             empty++;
         } else if (nbytes == sizeof(*n) && n->epoch == ns->epoch) {
+            const dtr__verdict *v = &n->what;
             bool delivered = deliver(ns, n, called);
-            if (n->lost > 0 && n->lost <= ns->world->size) {
-                dtr__rank_lost(ns->world, n->lost - 1,
-                               n->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE,
-                               n->text, false, called);
-            } else if (!delivered && n->status != DTR_ERR_NAN) {
+            if (v->lost > 0 && v->lost <= ns->world->size) {
+                dtr__rank_lost(ns->world, v->lost - 1,
+                               v->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE,
+                               v->text, false, called);
+            } else if (!delivered && v->status != DTR_ERR_NAN) {
                 ns->unclaimed[ns->n_unclaimed++ % UNCLAIMED] = *n;
             }
         }
@@ -237,9 +198,9 @@ void dtr__notices_claim(dtr_group *group) {
     dtr__queue called = { NULL, NULL };
     pthread_mutex_lock(&ns->lock);
     for (int i = 0; i < UNCLAIMED; i++) {
-        if (ns->unclaimed[i].uid == group->uid) {
+        if (ns->unclaimed[i].what.uid == group->uid) {
             deliver(ns, &ns->unclaimed[i], &called);
-            ns->unclaimed[i].uid = 0;
+            ns->unclaimed[i].what.uid = 0;
         }
     }
     pthread_mutex_unlock(&ns->lock);

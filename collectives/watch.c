@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "groups.h"
 #include "rt_peers.h"
+#include "verdict.h"
 
 #define MS INT64_C(1000000)
 enum {
@@ -113,7 +114,7 @@ static void look_for_odd(dtr_group *g, int64_t now, dtr__queue *called) {
     if (all != NULL && dtr__compare(&like, all, &missing)) {
         g->watched.odd_ns = g->watched.odd_ns == 0 ? now : g->watched.odd_ns;
         if (missing == 0 || now - g->watched.odd_ns >= GRACE_MS * MS) {
-            dtr__group_break_with(g, dtr__disagreement(&like, all, true), called);
+            dtr__group_accuse(g, dtr__disagreement(&like, all, true), called);
         }
     } else if (all != NULL && missing == 0) {
         g->watched.agreed = like.seq;
@@ -228,7 +229,10 @@ void dtr__watch_round(dtr_world *world) {
     }
     int64_t now = dtr__now_ns();
     for (dtr_group *g = gs->first; g != NULL; g = g->next) {
-        if (g->size > 1 && atomic_load(&g->status) == DTR_OK) {
+        if (g->size > 1 && atomic_load(&g->status) == DTR_OK &&
+            dtr__verdict_is_put(world, g->uid)) {
+            dtr__group_settle(g, &called);
+        } else if (g->size > 1 && atomic_load(&g->status) == DTR_OK) {
             look_for_odd(g, now, &called);
             look_for_slow(g, now, &s);
         }

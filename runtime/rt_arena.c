@@ -477,6 +477,31 @@ void *dtr__arena_at(const dtr_world *world, int local_rank, uint64_t offset) {
     return a->base + (uint64_t)local_rank * a->stride + offset;
 }
 
+bool dtr__arena_share(dtr_world *world, size_t nbytes, void **each, int *mpi_code) {
+    uint64_t mine = UINT64_MAX, at[world->local_size];
+    int here = 0;
+    bool all = true;
+    void *p = nbytes > 0 && dtr__arena_usable(world) ? dtr__arena_alloc(world, nbytes, 64) : NULL;
+    if (p != NULL && !dtr__arena_find(world, p, nbytes, &here, &mine)) {
+        mine = UINT64_MAX;
+    }
+    if (p != NULL) {
+        memset(p, 0, nbytes);
+    }
+    memset(each, 0, sizeof *each * (size_t)world->local_size);
+    *mpi_code = MPI_Allgather(&mine, 1, MPI_UINT64_T, at, 1, MPI_UINT64_T, world->node_comm);
+    for (int i = 0; i < world->local_size && *mpi_code == MPI_SUCCESS; i++) {
+        all = all && at[i] != UINT64_MAX;
+    }
+    for (int i = 0; i < world->local_size && *mpi_code == MPI_SUCCESS && all; i++) {
+        each[i] = dtr__arena_at(world, i, at[i]);
+    }
+    if ((!all || *mpi_code != MPI_SUCCESS) && p != NULL) {
+        dtr__arena_free(world, p);
+    }
+    return all && *mpi_code == MPI_SUCCESS;
+}
+
 size_t dtr__arena_used(const dtr_world *world) {
     dtr__arena *a = world->arena;
     if (a == NULL) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,12 +44,14 @@ static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, s
     if (c->period_ns == 0) {
         return;
     }
-    struct epoll_event e = { .events = EPOLLIN };
+    struct epoll_event e = { .events = EPOLLIN }, woken = { .events = EPOLLIN, .data.ptr = c };
     uint16_t port = 0;
     dtr__private_fd_begin();
     c->epoll = dtr__private_fd_end(epoll_create1(EPOLL_CLOEXEC));
     c->listener = c->epoll >= 0 ? dtr__link_listen(&port) : -1;
-    if (c->listener < 0 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &e) != 0) {
+    c->wake = c->listener >= 0 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+    if (c->wake < 0 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &e) != 0 ||
+        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->wake, &woken) != 0) {
         snprintf(why, cap, "%s", strerror(errno));
         return;
     }
@@ -89,32 +92,14 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
 /* Collective over the node: where all have a board that the others can see, they share them. */
 static int share_boards(dtr_world *world, dtr__control *c) {
     size_t nbytes = dtr__board_bytes(world->size);
-    uint64_t mine = UINT64_MAX, at[world->local_size];
-    int here = 0;
-    c->board = dtr__arena_usable(world) ? dtr__arena_alloc(world, nbytes, 64) : NULL;
-    if (c->board != NULL && !dtr__arena_find(world, c->board, nbytes, &here, &mine)) {
-        mine = UINT64_MAX;
-    }
-    int code = MPI_Allgather(&mine, 1, MPI_UINT64_T, at, 1, MPI_UINT64_T, world->node_comm);
-    if (code != MPI_SUCCESS) {
-        return code;
-    }
-    for (int i = 0; i < world->local_size; i++) {
-        c->alone |= at[i] == UINT64_MAX;
-    }
-    if (c->alone) {
-        if (c->board != NULL) {
-            dtr__arena_free(world, c->board);
-        }
-        c->board = malloc(nbytes);
-    }
+    void *each[world->local_size];
+    int code = MPI_SUCCESS;
+    c->alone = !dtr__arena_share(world, nbytes, each, &code);
+    c->board = c->alone ? calloc(1, nbytes) : each[world->local_rank];
     for (int i = 0; i < world->local_size && !c->alone; i++) {
-        c->boards[i] = i != world->local_rank ? dtr__arena_at(world, i, at[i]) : NULL;
+        c->boards[i] = i != world->local_rank ? each[i] : NULL;
     }
-    if (c->board != NULL) {
-        dtr__board_init(c->board, world->size);
-    }
-    return MPI_Barrier(world->node_comm); /* nobody reads a board that is not initialised */
+    return code;
 }
 
 /* Everybody learns where everybody is, and the key by which they know each other. */
@@ -157,7 +142,7 @@ dtr_status dtr__control_open(dtr_world *world) {
     offer mine = { 0 };
     dtr__control *c = calloc(1, sizeof *c);
     if (c != NULL) {
-        c->epoll = c->listener = -1;
+        c->epoll = c->listener = c->wake = -1;
         world->control = c;
         prepare(world, c, &mine, why, sizeof why);
     }
@@ -192,6 +177,9 @@ void dtr__control_close(dtr_world *world) {
     }
     dtr__control_free_links(c);
     dtr__control_close_sockets(c);
+    if (c->wake >= 0) {
+        close(c->wake);
+    }
     if (c->alone) {
         free(c->board);
     } else if (c->board != NULL) {
@@ -212,6 +200,17 @@ void dtr__control_close(dtr_world *world) {
 void dtr__control_ended(dtr_world *world) {
     if (world->control != NULL) {
         atomic_store(&world->control->ended, true);
+    }
+}
+
+bool dtr__control_serves(const dtr_world *world) {
+    return world->control != NULL && atomic_load(&world->control->serves);
+}
+
+void dtr__control_wake(const dtr_world *world) {
+    const uint64_t one = 1;
+    if (dtr__control_serves(world)) { /* full: it is awake */
+        (void)!write(world->control->wake, &one, sizeof one);
     }
 }
 

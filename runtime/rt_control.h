@@ -46,10 +46,13 @@ int dtr__control_fd(const dtr_world *world); /* readable when there is something
 void dtr__control_round(dtr_world *world, dtr__control_lost lost);
 void dtr__control_tell_death(dtr_world *world, int world_rank); /* of this node */
 void dtr__control_tell_dump(dtr_world *world, const char *cause);
-void dtr__control_leave(dtr_world *world); /* the thread has ended: say goodbye */
+void dtr__control_rest(dtr_world *world);  /* the thread ends */
+void dtr__control_leave(dtr_world *world); /* it has ended: say goodbye */
 
 /* ---- any thread ---- */
 void dtr__control_ended(dtr_world *world); /* all ranks have agreed to end: silence is no death */
+bool dtr__control_serves(const dtr_world *world); /* there is one, and its thread runs */
+void dtr__control_wake(const dtr_world *world);   /* there is something to tell */
 /* The newest report of a rank of another node; false: none. */
 bool dtr__control_look(const dtr_world *world, int world_rank, dtr__digest *out);
 bool dtr__control_old(const dtr_world *world, const dtr__digest *d); /* newer ones are missing */
@@ -60,10 +63,9 @@ bool dtr__control_where(const dtr_world *world, int world_rank, const char **hos
 /* False where the rank, of this node, cannot be seen. */
 bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d);
 
-/* One per rank of a node, in memory that the node shares: written by its owner only. */
+/* One per rank of a node, in zeroed memory that the node shares: written by its owner only. */
 typedef struct dtr__board dtr__board;
 size_t dtr__board_bytes(int n_ranks);
-void dtr__board_init(dtr__board *b, int n_ranks);
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__digest *d);
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d);
 /* The first counts. */

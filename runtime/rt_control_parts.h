@@ -6,6 +6,7 @@
 #include "rt_internal.h"
 #include "rt_link.h"
 #include "rt_peers.h"
+#include "rt_verdict.h"
 
 #define MS INT64_C(1000000)
 enum {
@@ -39,11 +40,14 @@ typedef struct node {
     char why[64];        /* of the last failure */
 } node;
 
-/* All of it but `board` and `ended` is constant or belongs to the watchdog thread. */
+/* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
 struct dtr__control {
     offer *offer; /* [world size] */
     uint64_t key[2];
     int epoll, listener;
+    int wake;            /* eventfd: another thread has something to tell; open to the end */
+    _Atomic bool serves; /* rounds are made */
+    uint64_t told[DTR__VERDICTS];          /* verdicts, by the number they had */
     int64_t period_ns, beat_ns, opened_ns; /* beat: the next one */
     double silence_s;
     _Atomic bool ended;  /* all ranks have agreed to end the world */

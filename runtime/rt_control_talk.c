@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <dtr/version.h>
 
@@ -93,6 +94,23 @@ void dtr__control_tell_dump(dtr_world *world, const char *cause) {
     }
 }
 
+/* All nodes that have members answer with their own; a new connection hears of what there is. */
+static void tell_verdicts(dtr_world *world, dtr__control *c) {
+    for (int k = 0; k < DTR__VERDICTS; k++) {
+        dtr__verdict v;
+        uint64_t number = dtr__verdict_to_tell(world, k, &v);
+        if (number == c->told[k]) {
+            continue;
+        }
+        c->told[k] = number;
+        for (dtr__link *l = number != 0 ? c->links : NULL; l != NULL; l = l->next) {
+            if (l->greeted) {
+                dtr__link_send(l, DTR__WIRE_VERDICT, &v, sizeof v);
+            }
+        }
+    }
+}
+
 /* What other ranks of this node have heard. */
 static void read_boards(dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size; i++) {
@@ -160,6 +178,7 @@ static void take_hello(dtr_world *world, dtr__link *l, const void *data, size_t 
         send_hello(world, l);
     }
     clear_suspicion(c, h.rank);
+    memset(c->told, 0, sizeof c->told);
     use_link(c, &c->node[world->node_of[h.rank]], l);
     for (int i = 0; i < world->local_size; i++) {
         if (dtr__rank_dead(world, world->local_world[i])) {
@@ -198,6 +217,30 @@ static void take_death(dtr_world *world, const dtr__link *l, const void *data, s
     }
 }
 
+static bool has_members(const dtr_world *world, uint64_t uid) {
+    bool found = false;
+    for (int i = 0; i < world->local_size && !found; i++) {
+        dtr__recording *r = dtr__peer_glance(world, world->local_world[i]);
+        found = r != NULL && dtr__recording_group_uid(r, uid) != NULL;
+        dtr__recording_free(r);
+    }
+    return found;
+}
+
+static void take_verdict(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
+    dtr__verdict v;
+    if (nbytes != sizeof v) {
+        return;
+    }
+    memcpy(&v, data, sizeof v);
+    if (v.uid != 0 && v.status < 0 && v.origin >= 0 && v.origin < world->size && v.lost >= 0 &&
+        v.lost <= world->size && has_members(world, v.uid)) {
+        v.operation[sizeof v.operation - 1] = v.text[sizeof v.text - 1] = '\0';
+        v.far = 1;
+        dtr__verdict_heard(world, world->node_of[l->rank], &v);
+    }
+}
+
 static void take_leave(dtr__control *c, dtr__link *l, const void *data, size_t nbytes) {
     uint64_t how = 0;
     if (nbytes == sizeof how) {
@@ -220,6 +263,8 @@ static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
         take_death(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_DUMP && nbytes == DTR__WIRE_DUMP_TEXT) {
         dtr__dump_far(world, data);
+    } else if (kind == DTR__WIRE_VERDICT) {
+        take_verdict(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_LEAVE) {
         take_leave(world->control, l, data, nbytes);
     }
@@ -335,6 +380,11 @@ static void handle_events(dtr_world *world, dtr__control *c) {
     int n = epoll_wait(c->epoll, event, 32, 0);
     for (int i = 0; i < n; i++) {
         dtr__link *l = event[i].data.ptr;
+        if (event[i].data.ptr == c) {
+            uint64_t times;
+            (void)!read(c->wake, &times, sizeof times);
+            continue;
+        }
         if (l == NULL) {
             accept_all(world, c);
             continue;
@@ -526,15 +576,23 @@ void dtr__control_round(dtr_world *world, dtr__control_lost lost) {
         return;
     }
     c->lost = lost;
+    atomic_store(&c->serves, true);
     handle_events(world, c);
     int64_t now = dtr__now_ns();
     sweep(world, c, now);
     read_boards(world, c);
     dial_nodes(world, c, now);
     judge_suspects(world, c, now);
+    tell_verdicts(world, c);
     if (now >= c->beat_ns) {
         c->beat_ns = now + c->period_ns;
         report(world, c, now);
+    }
+}
+
+void dtr__control_rest(dtr_world *world) {
+    if (world->control != NULL) {
+        atomic_store(&world->control->serves, false);
     }
 }
 

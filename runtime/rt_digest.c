@@ -6,8 +6,9 @@
 
 #include "rt_control.h"
 #include "rt_peers.h"
+#include "rt_words.h"
 
-enum { WORDS = sizeof(dtr__digest) / sizeof(uint64_t), TRIES = 4 };
+enum { WORDS = sizeof(dtr__digest) / sizeof(uint64_t) };
 
 typedef struct entry {
     _Atomic uint64_t version; /* odd while the words change, 0 before the first report */
@@ -16,6 +17,7 @@ typedef struct entry {
     char death[DTR__DEATH_TEXT];
 } entry;
 
+/* Zeroed at first. */
 struct dtr__board {
     _Atomic uint32_t deaths;
     entry entry[]; /* by world rank */
@@ -25,45 +27,20 @@ size_t dtr__board_bytes(int n_ranks) {
     return sizeof(dtr__board) + sizeof(entry) * (size_t)n_ranks;
 }
 
-void dtr__board_init(dtr__board *b, int n_ranks) {
-    atomic_store(&b->deaths, 0);
-    for (int i = 0; i < n_ranks; i++) {
-        atomic_store(&b->entry[i].version, 0);
-        atomic_store(&b->entry[i].dead, 0);
-    }
-}
-
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__digest *d) {
     entry *e = &b->entry[world_rank];
-    uint64_t version = atomic_load_explicit(&e->version, memory_order_relaxed);
-    atomic_store(&e->version, version + 1);
-    for (size_t i = 0; i < WORDS; i++) {
-        uint64_t word;
-        memcpy(&word, (const char *)d + i * sizeof word, sizeof word);
-        atomic_store_explicit(&e->word[i], word, memory_order_release);
-    }
-    atomic_store(&e->version, version + 2);
+    dtr__words_put(&e->version, e->word, d, WORDS);
 }
 
 /* A writer that was stopped in the middle leaves the entry odd: then there is no report here. */
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
     const entry *e = &b->entry[world_rank];
-    for (int t = 0; t < TRIES; t++) {
-        uint64_t version = atomic_load(&e->version);
-        if (version == 0) {
-            return false;
-        }
-        for (size_t i = 0; i < WORDS; i++) {
-            uint64_t word = atomic_load_explicit(&e->word[i], memory_order_acquire);
-            memcpy((char *)d + i * sizeof word, &word, sizeof word);
-        }
-        if (version % 2 == 0 && atomic_load(&e->version) == version) {
-            d->doing[sizeof d->doing - 1] = '\0';
-            d->said.site[sizeof d->said.site - 1] = '\0';
-            return true;
-        }
+    bool found = dtr__words_get(&e->version, e->word, d, WORDS);
+    if (found) {
+        d->doing[sizeof d->doing - 1] = '\0';
+        d->said.site[sizeof d->said.site - 1] = '\0';
     }
-    return false;
+    return found;
 }
 
 void dtr__board_put_death(dtr__board *b, int world_rank, dtr_status status, const char *text) {

@@ -181,6 +181,12 @@ bool dtr__progress_stuck(dtr_world *world) {
     return stuck;
 }
 
+void dtr__progress_rest(dtr_world *world) {
+    if (dtr__progress_in_thread(world)) {
+        atomic_store_explicit(world->progress->beat, 0, memory_order_relaxed);
+    }
+}
+
 bool dtr__progress_in_thread(const dtr_world *world) {
     return thread_of == world->progress;
 }

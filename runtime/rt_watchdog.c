@@ -61,6 +61,7 @@ static void *thread_main(void *arg) {
         dtr__metrics_round(world);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
+    dtr__control_rest(world);
     dtr__dump_round(world); /* what broke just before the end has its dump too */
     dtr__abort_round(world, &broken_ns, true);
     return NULL;

@@ -16,6 +16,7 @@
 #include "rt_late.h"
 #include "rt_metrics.h"
 #include "rt_peers.h"
+#include "rt_verdict.h"
 
 #define WORLD_GONE UINT64_C(0x6474725f676f6e65)
 enum { TAG_UB_NEEDED = 196607 };
@@ -225,6 +226,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__progress_close(w);
     dtr__memory_close(w);
     dtr__control_close(w);
+    dtr__verdicts_close(w);
     dtr__cma_close(w);
     dtr__arena_close(w);
     dtr__dump_close(w);
@@ -274,6 +276,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
         DTR_KEEP_FIRST(s, dtr__peers_open(w));
         DTR_KEEP_FIRST(s, dtr__arena_open(w));
         DTR_KEEP_FIRST(s, dtr__cma_open(w));
+        DTR_KEEP_FIRST(s, dtr__verdicts_open(w));
         DTR_KEEP_FIRST(s, dtr__control_open(w));
         s = dtr__agree_status(w, w->comm, s, what);
     }

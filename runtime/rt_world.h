@@ -70,6 +70,7 @@ struct dtr_world {
     bool unrecorded;          /* set by dtr-recorder-cost only: repeated calls leave no record */
     struct dtr__peers *peers; /* what is known of the other ranks without their help */
     struct dtr__control *control;   /* NULL where there is one node */
+    struct dtr__verdicts *verdicts; /* NULL where the node shares no memory */
     struct dtr__watchdog *watchdog; /* NULL before the groups are there */
     struct dtr__dump *dump;         /* what asks for dumps */
     dtr__progress *progress;        /* never NULL; without a thread it only keeps the list */
@@ -160,6 +161,9 @@ void dtr__arena_free(dtr_world *world, void *ptr);
 bool dtr__arena_find(const dtr_world *world, const void *ptr, size_t nbytes, int *local_rank,
                      uint64_t *offset);
 void *dtr__arena_at(const dtr_world *world, int local_rank, uint64_t offset);
+/* Collective over the node: as many zeroed bytes of every rank's arena, where all ranks see them in
+ * each[local rank]. False on all: some rank has none, or asked for 0. */
+bool dtr__arena_share(dtr_world *world, size_t nbytes, void **each, int *mpi_code);
 size_t dtr__arena_used(const dtr_world *world); /* bytes handed out of the own arena */
 
 /* ---- reading the memory of local peers by address (rt_cma.c) ----
@@ -197,6 +201,8 @@ const char *dtr__progress_inside(const dtr_world *world);
  * and nobody waits for it. */
 void dtr__progress_give_up(dtr_world *world);
 bool dtr__progress_stuck(dtr_world *world);
+/* Whoever calls it waits for other ranks, and hangs nowhere if it is the progress thread. */
+void dtr__progress_rest(dtr_world *world);
 /* One pass over all pollers from a caller's thread: what keeps other groups alive where there is no
  * progress thread. */
 void dtr__progress_poll_all(dtr_world *world);

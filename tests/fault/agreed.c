@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coll_internal.h"
+#include "rt_control.h"
+#include "rt_verdict.h"
 #include "table.h"
 
 static int victim(void) {
@@ -301,6 +304,100 @@ START_TEST(FI8_a_rank_ends_the_world) {
 }
 END_TEST
 
+/* ---- CP5, EA6: all ranks fail at once, each in its own way ---- */
+
+static void fail_in_own_way(dtr_group *g) {
+    char own[64];
+    dtr__error_context ctx = { .world = th_world(), .operation = "test" };
+    const dtr_status ways[] = { DTR_ERR_TIMEOUT, DTR_ERR_ABORTED, DTR_ERR_MISMATCH };
+    snprintf(own, sizeof own, "what rank %d has found", th_rank());
+    if (th_rank() % 2 == 1) {
+        TH_IS(dtr_group_abort(g, own), DTR_OK);
+    } else {
+        dtr_status s = ways[th_rank() % 3];
+        dtr__group_break(g, DTR_FAIL(&ctx, s, "%s", own));
+    }
+}
+
+START_TEST(CP5_EA6_all_name_the_same_cause) {
+    enum { ROUNDS = 12 };
+    float x = 1;
+    dtr_buffer b = dtr_cpu(&x, 1, DTR_F32);
+    dtr__verdict_wait_for(th_world(), INT64_MAX / 8); /* however slow the machine is */
+    for (int i = 0; i < ROUNDS; i++) {
+        dtr_group *g = NULL;
+        dtr_work *w = NULL;
+        char text[2][1024] = { "", "" };
+        TH_IS(dtr_group_split(dtr_world_group(th_world()), 0, 0, NULL, &g), DTR_OK);
+        if (th_rank() == 0) { /* the others never call it */
+            TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, &w), DTR_OK);
+        }
+        th_barrier();
+        fail_in_own_way(g);
+        dtr_status s = w != NULL ? dtr_work_wait(w, -1) : dtr_barrier(g, NULL, NULL), all = s;
+        snprintf(text[0], sizeof text[0], "%s", dtr_last_error_message());
+        memcpy(text[1], text[0], sizeof text[1]);
+        MPI_Bcast(&all, (int)sizeof all, MPI_BYTE, 0, MPI_COMM_WORLD);
+        MPI_Bcast(text[1], sizeof text[1], MPI_CHAR, 0, MPI_COMM_WORLD);
+        TH_CHECK(s == all && dtr_group_status(g) == all && strcmp(text[0], text[1]) == 0,
+                 "%s, on rank 0 %s: %s", dtr_status_name(s), dtr_status_name(all), text[0]);
+        TH_CHECK(strstr(text[0], "what rank ") != NULL, "another cause: %s", text[0]);
+        TH_IS(dtr_work_release(w), DTR_OK);
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+    }
+    dtr__verdict_wait_for(th_world(), DTR__VERDICT_PATIENCE_NS);
+    TH_AGREE();
+}
+END_TEST
+
+/* What two nodes have found, and whose counts. */
+static void settle(uint64_t uid, dtr_status here, int here_by, dtr_status there, int there_by,
+                   int want) {
+    const int members[] = { 0, 1, 2, 3 };
+    dtr__verdict mine = { .uid = uid, .status = here, .origin = here_by, .far = 1 }, out;
+    dtr__verdict theirs = { .uid = uid, .status = there, .origin = there_by, .far = 1 };
+    TH_CHECK(dtr__verdict_put(th_world(), &mine), "no verdicts");
+    TH_CHECK(!dtr__verdict_settled(th_world(), uid, members, 4, &out), "settled by one node");
+    dtr__verdict_heard(th_world(), 1, &theirs);
+    TH_CHECK(dtr__verdict_settled(th_world(), uid, members, 4, &out) && out.origin == want,
+             "%s of rank %d and %s of rank %d: %d", dtr_status_name(here), here_by,
+             dtr_status_name(there), there_by, out.origin);
+}
+
+START_TEST(CP5_which_cause_counts) {
+    uint64_t uid = (uint64_t)(th_size() + 1) << 40; /* of no group */
+    const int members[] = { 0, 1, 2, 3 };
+    dtr__verdict v = { .uid = uid, .status = DTR_ERR_ABORTED, .origin = 1 }, out;
+    if (th_rank() == 0) { /* on a node whoever is first */
+        TH_CHECK(!dtr__verdict_is_put(th_world(), uid), "there is one");
+        TH_CHECK(dtr__verdict_put(th_world(), &v), "no verdicts");
+        v = (dtr__verdict){ .uid = uid, .status = DTR_ERR_MISMATCH, .origin = 0 };
+        TH_CHECK(dtr__verdict_put(th_world(), &v), "no verdicts");
+        TH_CHECK(dtr__verdict_settled(th_world(), uid, members, 2, &out) && out.origin == 1,
+                 "the second one counts");
+    }
+    if (th_rank() == 0 && th_size() == 4 && dtr_world_node_count(th_world()) == 2) {
+        while (!dtr__control_serves(th_world())) {
+            th_sleep(0.01);
+        }
+        dtr__verdict_wait_for(th_world(), INT64_MAX / 8);
+        settle(++uid, DTR_ERR_ABORTED, 0, DTR_ERR_TIMEOUT, 3, 3);
+        settle(++uid, DTR_ERR_TIMEOUT, 1, DTR_ERR_TIMEOUT, 2, 1);
+        settle(++uid, DTR_ERR_TIMEOUT, 0, DTR_ERR_REMOTE, 3, 3);
+        settle(++uid, DTR_ERR_REMOTE, 1, DTR_ERR_MPI, 2, 1);
+        settle(++uid, DTR_ERR_CUDA, 0, DTR_ERR_MISMATCH, 3, 3);
+        settle(++uid, DTR_ERR_MISMATCH, 1, DTR_ERR_ABORTED, 2, 1);
+        v = (dtr__verdict){ .uid = ++uid, .status = DTR_ERR_TIMEOUT, .origin = 1, .far = 1 };
+        TH_CHECK(dtr__verdict_put(th_world(), &v), "no verdicts");
+        dtr__verdict_wait_for(th_world(), 0); /* the other node says nothing for too long */
+        TH_CHECK(dtr__verdict_settled(th_world(), uid, members, 4, &out) && out.origin == 1,
+                 "it waits for ever");
+        dtr__verdict_wait_for(th_world(), DTR__VERDICT_PATIENCE_NS);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "agreed", 110);
     th_add(tc, FI1_a_rank_stays_away, 2, 0);
@@ -310,6 +407,9 @@ static void make(Suite *s) {
     th_add(tc, FI15_a_call_is_refused_once, 2, 0);
     th_add(tc, FI8_a_rank_ends_the_world, 2, 0);
     th_add(tc, FI17_another_thread_aborts, 2, 0);
+    tc = th_case(s, "causes", 110);
+    th_add(tc, CP5_EA6_all_name_the_same_cause, 2, 0);
+    th_add(tc, CP5_which_cause_counts, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -1,0 +1,137 @@
+/* Breaking a group by agreement: the first account of a node counts there, that of the weightiest
+ * kind between nodes, and nobody is released before it is settled (rt_verdict.c). */
+#include "verdict.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine.h"
+#include "notice.h"
+
+void dtr__verdict_say(const dtr_group *g, dtr_status s, dtr__verdict *v) {
+    dtr_error e = DTR_ERROR_INIT;
+    dtr_last_error(&e);
+    *v = (dtr__verdict){ .uid = g->uid,
+                         .seq = e.seq,
+                         .status = (int32_t)s,
+                         .origin = g->world->rank,
+                         .lost = atomic_load(&g->lost) };
+    snprintf(v->operation, sizeof v->operation, "%s", e.operation);
+    if ((size_t)snprintf(v->text, sizeof v->text, "%s", e.message) >= sizeof v->text) {
+        memcpy(v->text + sizeof v->text - 5, " ...", 5);
+    }
+    for (int i = 0; i < g->size; i++) {
+        v->far |= g->world->node_of[g->world_ranks[i]] != g->world->node;
+    }
+}
+
+dtr_status dtr__verdict_take(const dtr_group *g, const dtr__verdict *v) {
+    dtr__error_context ctx = {
+        .world = g->world, .operation = v->operation, .group = g->name, .seq = v->seq
+    };
+    dtr_status s = (dtr_status)v->status;
+    if (dtr__status_shared(s) || v->origin == g->world->rank) {
+        return DTR_FAIL(&ctx, s, "%s", v->text);
+    }
+    return DTR_FAIL(&ctx, DTR_ERR_REMOTE, DTR__PEER_FAILED "%s", dtr_group_rank_of(g, v->origin),
+                    v->origin, dtr_status_name(s), v->text);
+}
+
+/* This thread's last error as it is, to be put back. */
+typedef struct kept {
+    dtr_status status;
+    dtr__error_copy *copy;
+} kept;
+
+static kept keep_last(void) {
+    dtr_error e = DTR_ERROR_INIT;
+    dtr_last_error(&e);
+    return (kept){ e.status, e.status < 0 ? dtr__error_save() : NULL };
+}
+
+static void put_back(kept k) {
+    if (k.copy != NULL) {
+        (void)dtr__error_restore(k.copy, k.status);
+        dtr__error_copy_free(k.copy);
+    }
+}
+
+/* What this rank found itself keeps all it knows of it. */
+static dtr_status take(const dtr_group *g, const dtr__verdict *v) {
+    const dtr__error_copy *own = atomic_load(&g->accusation);
+    if (v->origin == g->world->rank && own != NULL) {
+        return dtr__error_restore(own, (dtr_status)v->status);
+    }
+    return dtr__verdict_take(g, v);
+}
+
+void dtr__verdict_execute(dtr_group *g, const dtr__verdict *v, dtr__queue *called) {
+    if (atomic_load(&g->status) != DTR_OK) {
+        return;
+    }
+    kept before = keep_last();
+    dtr_status s = take(g, v);
+    atomic_store(&g->lost, v->lost);
+    if (v->origin != g->world->rank) {
+        atomic_store(&g->told, 1); /* whoever found it tells */
+    }
+    dtr__group_release_all(g, s, called);
+    put_back(before);
+}
+
+void dtr__group_settle(dtr_group *g, dtr__queue *called) {
+    dtr__verdict v;
+    if (dtr__verdict_settled(g->world, g->uid, g->world_ranks, g->size, &v)) {
+        dtr__verdict_execute(g, &v, called);
+    }
+}
+
+/* Once per rank and group. False: there is nobody to agree with. */
+static bool accuse(dtr_group *g, dtr_status s, dtr__verdict *mine) {
+    dtr__error_copy *none = NULL;
+    dtr__verdict_say(g, s, mine);
+    if (g->size == 1 || g->world->verdicts == NULL) {
+        return false;
+    }
+    dtr__error_copy *copy = dtr__error_save();
+    if (!atomic_compare_exchange_strong(&g->accusation, &none, copy)) {
+        dtr__error_copy_free(copy);
+        return true;
+    }
+    return dtr__verdict_put(g->world, mine);
+}
+
+void dtr__group_accuse(dtr_group *g, dtr_status s, dtr__queue *called) {
+    dtr__verdict mine;
+    if (atomic_load(&g->status) != DTR_OK) {
+        return;
+    }
+    if (accuse(g, s, &mine)) {
+        dtr__group_settle(g, called);
+    } else {
+        dtr__group_release_all(g, s, called);
+    }
+}
+
+void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
+    dtr__verdict mine;
+    if (atomic_load(&g->status) != DTR_OK) {
+        return;
+    }
+    if (!accuse(g, s, &mine)) {
+        dtr__group_release_all(g, s, called);
+        return;
+    }
+    dtr__backoff backoff = { 0 };
+    /* Settled earlier, unless so many groups break that others took its place. */
+    const int64_t overdue_ns = dtr__now_ns() + 3 * dtr__verdict_patience(g->world);
+    for (dtr__group_settle(g, called); atomic_load(&g->status) == DTR_OK;
+         dtr__group_settle(g, called)) {
+        if (dtr__now_ns() > overdue_ns) {
+            dtr__verdict_execute(g, &mine, called);
+            return;
+        }
+        dtr__progress_rest(g->world);
+        dtr__backoff_pause(NULL, &backoff);
+    }
+}
