@@ -7,6 +7,7 @@
 
 #include "declare.h"
 #include "hier/hier_internal.h"
+#include "mpi/mpi_internal.h"
 
 enum { POLLS_PER_RELIEF = 16 }; /* of an operation that waits */
 
@@ -41,6 +42,12 @@ static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, co
     if (dtr__kind_is_p2p(c->kind)) {
         return true;
     }
+    if (dtr__mpi_tree_fits(c, g->size)) {
+        if (why != NULL) {
+            *why = "it is so small that each node gets or gives one message";
+        }
+        return false;
+    }
     bool detail = dtr__at_detail(g->world);
     switch (detail ? DTR__K_COUNT : c->kind) {
     case DTR__K_ALLREDUCE:
@@ -72,6 +79,10 @@ static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, co
         *why = reason;
     }
     return reason == NULL;
+}
+
+bool dtr__hier_by_nodes(const dtr_group *g, const dtr__hier_state *s, const dtr__call *c) {
+    return by_nodes(g, c, s->contiguous, NULL);
 }
 
 static int hier_score(const dtr_group *g, const dtr__call *call, const char **why) {

@@ -99,6 +99,9 @@ dtr_status dtr__hier_run(dtr__hier_state *s, dtr_work *w, bool *done);
 /* What is under way is given up; `status` and this thread's last error say why. */
 void dtr__hier_give_up(dtr__hier_state *s, dtr_status status);
 
+/* hier_backend.c: is this done in two levels? */
+bool dtr__hier_by_nodes(const dtr_group *g, const dtr__hier_state *s, const dtr__call *c);
+
 /* hier_p2p.c: as in dtr__backend; open: once the lanes are, close: before they are closed. relieve:
  * take what has come over the node's channels, so that its senders can go on. */
 dtr_status dtr__hier_p2p_open(dtr_group *g, dtr__hier_state *s);

@@ -310,33 +310,41 @@ static way way_of(const dtr__hier_state *s, const dtr__call *c) {
     return far == 0 ? NEAR : near == 0 ? FAR : NO_WAY;
 }
 
+/* Collectives that go through the mpi backend are repeated by it. */
 bool dtr__hier_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__moves *m) {
     dtr__hier_state *s = state;
-    way how = dtr__kind_is_p2p(c->kind) ? way_of(s, c) : NO_WAY;
+    if (!dtr__kind_is_p2p(c->kind)) {
+        return !dtr__hier_by_nodes(g, s, c) && dtr__backend_mpi.repeat_accept(g, s->mpi, c, m);
+    }
+    way how = way_of(s, c);
     return how == NEAR  ? dtr__shm_p2p_repeat_accept(s->near, c)
            : how == FAR ? dtr__backend_mpi.repeat_accept(g, s->mpi, c, m)
                         : false;
 }
 
+static bool is_near_message(const dtr__hier_state *s, const dtr__call *c) {
+    return dtr__kind_is_p2p(c->kind) && way_of(s, c) == NEAR;
+}
+
 /* What a long one becomes needs its request. */
 bool dtr__hier_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__hier_state *s = state;
-    if (s->near != NULL && s->idle == NULL) {
+    if (p->p2p && s->near != NULL && s->idle == NULL) {
         return false;
     }
-    return way_of(s, &p->call) == NEAR ? dtr__shm_p2p_repeat_post(s->near, &p->call)
-                                       : dtr__backend_mpi.repeat_post(g, s->mpi, p);
+    return is_near_message(s, &p->call) ? dtr__shm_p2p_repeat_post(s->near, &p->call)
+                                        : dtr__backend_mpi.repeat_post(g, s->mpi, p);
 }
 
 int dtr__hier_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__hier_state *s = state;
-    return way_of(s, &p->call) == NEAR ? dtr__shm_p2p_repeat_look(g, s->near, &p->call)
-                                       : dtr__backend_mpi.repeat_look(g, s->mpi, p);
+    return is_near_message(s, &p->call) ? dtr__shm_p2p_repeat_look(g, s->near, &p->call)
+                                        : dtr__backend_mpi.repeat_look(g, s->mpi, p);
 }
 
 void dtr__hier_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
     dtr__hier_state *s = state;
-    if (s->near == NULL) {
+    if (s->near == NULL || !dtr__kind_is_p2p(w->call.kind)) {
         dtr__backend_mpi.repeat_go_on(g, s->mpi, w);
         return;
     }

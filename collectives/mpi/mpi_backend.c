@@ -33,7 +33,7 @@ static bool wants_ring(const dtr_group *group) {
 static dtr_status mpi_open(dtr_group *group, void **result) {
     dtr__mpi_state *state = calloc(1, sizeof *state);
     dtr__mpi_sched *sched = dtr__mpi_sched_new();
-    if (state == NULL || sched == NULL) {
+    if (state == NULL || sched == NULL || !dtr__mpi_nodes_new(group, &state->nodes)) {
         free(state);
         dtr__mpi_sched_free(sched);
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the mpi backend of group '%s'",
@@ -62,6 +62,7 @@ static void mpi_close(dtr_group *group, void *opaque) {
     }
     dtr__mpi_p2p_close(state, alive);
     dtr__mpi_sched_free(state->sched);
+    free(state->nodes);
     if (state->warnings > WARNINGS_MAX) {
         DTR_WARN(group->world,
                  "group '%s': %u operations in all were given up with transfers that MPI did not "
@@ -72,6 +73,9 @@ static void mpi_close(dtr_group *group, void *opaque) {
 }
 
 static void build(const dtr__mpi_build *b) {
+    if (dtr__mpi_build_tree(b)) {
+        return;
+    }
     switch (b->call->kind) {
     case DTR__K_BROADCAST:
         dtr__mpi_build_broadcast(b);
@@ -144,6 +148,15 @@ static void mpi_cancel(dtr_group *group, void *opaque, dtr_work *w) {
     }
 }
 
+static void build_for(const dtr_group *group, const dtr__mpi_state *state, const dtr__call *c) {
+    build(&(dtr__mpi_build){ .state = state,
+                             .call = c,
+                             .s = state->sched,
+                             .rank = group->rank,
+                             .size = group->size,
+                             .esize = c->kind != DTR__K_BARRIER ? dtr_dtype_size(c->dtype) : 1 });
+}
+
 static dtr_status start_collective(dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                                    bool *done) {
     if (state->sched == NULL) {
@@ -151,18 +164,11 @@ static dtr_status start_collective(dtr_group *group, dtr__mpi_state *state, dtr_
     }
     dtr__mpi_sched *s = state->sched;
     if (s != NULL) {
-        bool data = w->call.kind != DTR__K_BARRIER;
-        dtr__mpi_build b = { .state = state,
-                             .call = &w->call,
-                             .s = s,
-                             .rank = group->rank,
-                             .size = group->size,
-                             .esize = data ? dtr_dtype_size(w->call.dtype) : 1 };
-        dtr__mpi_sched_begin(s, w, group->size);
+        dtr__mpi_sched_begin(s, group, &w->call, w->seq);
         if (dtr__at_detail(group->world)) {
             dtr__mpi_declare(s, w);
         }
-        build(&b);
+        build_for(group, state, &w->call);
     }
     if (s == NULL || s->no_memory) {
         dtr__error_context ctx = dtr__work_context(w);
@@ -216,27 +222,45 @@ static const char *mpi_waits_for(dtr_group *group, void *opaque, dtr_work *w, ch
     return text;
 }
 
-/* ---- repeats: small messages ---- */
+/* ---- repeats: small messages, and collectives of small messages ---- */
 
 static bool repeat_accept(dtr_group *group, void *opaque, const dtr__call *c, dtr__moves *m) {
-    (void)group;
+    enum { SMALL = 32 << 10 }; /* bytes of a rank: more take longer than what is spared */
     (void)opaque;
-    (void)m;
-    return dtr__kind_is_p2p(c->kind) && dtr__mpi_p2p_repeat_accept(c);
+    *m = (dtr__moves){ .parts = m->parts };
+    return dtr__kind_is_p2p(c->kind)
+               ? dtr__mpi_p2p_repeat_accept(c)
+               : c->op != DTR_PREMUL_SUM && !dtr__at_detail(group->world) &&
+                     (c->in_count + c->out_count) * dtr_dtype_size(c->dtype) <= SMALL;
 }
 
+/* Its memory is there since the call that was learnt from; a schedule left behind took it along. */
 static bool repeat_post(dtr_group *group, void *opaque, const dtr__repeat *p) {
-    return dtr__mpi_p2p_repeat_post(group, opaque, &p->call);
+    dtr__mpi_state *state = opaque;
+    if (p->p2p) {
+        return dtr__mpi_p2p_repeat_post(group, state, &p->call);
+    }
+    if (state->sched == NULL) {
+        return false;
+    }
+    dtr__mpi_sched_begin(state->sched, group, &p->call, p->record.seq);
+    build_for(group, state, &p->call);
+    return !state->sched->no_memory;
 }
 
 static int repeat_look(dtr_group *group, void *opaque, const dtr__repeat *p) {
-    (void)p;
-    return dtr__mpi_p2p_repeat_look(group, opaque);
+    dtr__mpi_state *state = opaque;
+    return p->p2p ? dtr__mpi_p2p_repeat_look(group, state)
+                  : dtr__mpi_sched_look(state->sched, group);
 }
 
 static void repeat_go_on(dtr_group *group, void *opaque, dtr_work *w) {
     dtr__mpi_state *state = opaque;
     (void)group;
+    if (!dtr__kind_is_p2p(w->call.kind)) {
+        w->request = state->sched;
+        return;
+    }
     w->request = state->repeating;
     state->repeating = NULL;
 }

@@ -93,6 +93,9 @@ typedef struct dtr__mpi_sched {
     size_t waiting; /* transfer the WAIT at `at` looks at, SIZE_MAX when it has not begun */
     dtr__mpi_pace pace;
     uint64_t seed; /* of the transfers' tags: sequence number and fingerprint */
+    bool odd;      /* a transfer of a repeated call has ended, and not as it should: how it did */
+    int odd_code;
+    MPI_Status odd_status;
     dtr_dtype dtype;
     dtr_op op;
     int divisor;
@@ -100,6 +103,7 @@ typedef struct dtr__mpi_sched {
     struct dtr__mpi_sched *next; /* left behind: MPI may still touch its memory */
 } dtr__mpi_sched;
 
+typedef struct dtr__mpi_nodes dtr__mpi_nodes;
 typedef struct dtr__mpi_p2p dtr__mpi_p2p;
 typedef struct dtr__mpi_loose dtr__mpi_loose;
 
@@ -107,6 +111,7 @@ typedef struct dtr__mpi_loose dtr__mpi_loose;
 typedef struct dtr__mpi_state {
     dtr__mpi_tuning tuning;
     bool ring;               /* several nodes with several ranks each: allgather as a ring */
+    dtr__mpi_nodes *nodes;   /* NULL: it is one, or each rank has its own */
     dtr__mpi_sched *sched;   /* the collective under way, or ready for the next one */
     dtr__mpi_sched *left;    /* schedules of cancelled works with transfers that did not end */
     dtr__mpi_p2p *idle;      /* free p2p operations */
@@ -133,7 +138,8 @@ typedef struct dtr__mpi_build {
 /* mpi_sched.c */
 dtr__mpi_sched *dtr__mpi_sched_new(void);
 void dtr__mpi_sched_free(dtr__mpi_sched *s);
-void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_work *w, int size);
+void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                          uint64_t seq);
 /* Staging memory of this collective; NULL (and no_memory) when there is none. */
 char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes);
 /* 2 * size numbers of scratch: offset and length per rank. */
@@ -152,6 +158,9 @@ void dtr__mpi_source(dtr__mpi_sched *s, const void *src);
 void dtr__mpi_compare(dtr__mpi_sched *s);
 /* Moves on until a WAIT is not satisfied; *done when all steps are through. */
 dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done);
+/* The same without a work, for repeated calls: 1 when all steps are through, 0 when they are not,
+ * -1 when a work must see to it, which can then run the schedule. */
+int dtr__mpi_sched_look(dtr__mpi_sched *s, const dtr_group *group);
 /* Cancels receives; true when no transfer is left. */
 bool dtr__mpi_sched_cancel(dtr__mpi_sched *s, dtr__mpi_state *state);
 /* Frees a cancelled schedule, but not staging memory that a transfer left behind still uses. */
@@ -180,6 +189,12 @@ void dtr__mpi_build_gather(const dtr__mpi_build *b);
 void dtr__mpi_build_scatter(const dtr__mpi_build *b);
 void dtr__mpi_build_alltoall(const dtr__mpi_build *b);
 void dtr__mpi_build_barrier(const dtr__mpi_build *b);
+
+/* mpi_tree.c. nodes_new: false when there is no memory; *nodes is freed with free. fits: small
+ * enough, the same answer on all ranks. build: true when it has built the whole schedule. */
+bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **nodes);
+bool dtr__mpi_tree_fits(const dtr__call *c, int size);
+bool dtr__mpi_build_tree(const dtr__mpi_build *b);
 
 /* Collects the blocks of all ranks in `stage`, beginning with the own one (already there) and going
  * up in rank with wrap-around, in log2(size) rounds. */

@@ -49,19 +49,20 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 29);
 }
 
-void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_work *w, int size) {
+void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                          uint64_t seq) {
     s->n_steps = s->n_transfers = s->n_sources = 0;
-    s->no_memory = false;
+    s->no_memory = s->odd = false;
     s->at = 0;
     s->waiting = SIZE_MAX;
     s->pace = (dtr__mpi_pace){ 0 };
     /* The group's number too: messages left over from a broken group can outlive its communicator.
      */
-    s->seed = mix(mix(w->seq ^ mix(w->group->uid)) ^ w->call.fingerprint);
-    s->dtype = w->call.dtype;
-    s->op = w->call.op;
-    s->divisor = w->call.divisor > 0 ? w->call.divisor : size;
-    s->premul = w->call.premul;
+    s->seed = mix(mix(seq ^ mix(group->uid)) ^ c->fingerprint);
+    s->dtype = c->dtype;
+    s->op = c->op;
+    s->divisor = c->divisor > 0 ? c->divisor : group->size;
+    s->premul = c->premul;
 }
 
 /* The array with room for entry number n; unchanged, with no_memory set, when there is none. */
@@ -184,8 +185,8 @@ void dtr__mpi_compare(dtr__mpi_sched *s) {
 
 /* ---- execution ---- */
 
-static dtr_status post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group,
-                       const dtr_work *w) {
+/* MPI's code. */
+static int post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group) {
     dtr__mpi_transfer *t = &s->transfers[step->first];
     int code;
     if (t->is_send) {
@@ -195,10 +196,13 @@ static dtr_status post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_g
         code = DTR_INSIDE(MPI_Irecv, step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm,
                           &t->request);
     }
-    if (code == MPI_SUCCESS) {
-        return DTR_OK;
+    if (code != MPI_SUCCESS) {
+        t->request = MPI_REQUEST_NULL;
     }
-    t->request = MPI_REQUEST_NULL;
+    return code;
+}
+
+static dtr_status post_failed(const dtr__mpi_transfer *t, int code, const dtr_work *w) {
     dtr__error_context ctx = dtr__work_context(w);
     return dtr__error_mpi(&ctx, code, t->is_send ? "MPI_Isend" : "MPI_Irecv", __FILE__, __LINE__);
 }
@@ -288,12 +292,14 @@ static dtr_status wait_step(dtr__mpi_sched *s, const dtr__mpi_step *step, const 
     *done = false;
     for (; s->waiting < step->last; s->waiting++) {
         dtr__mpi_transfer *t = &s->transfers[s->waiting];
-        if (t->request == MPI_REQUEST_NULL) {
+        if (t->request == MPI_REQUEST_NULL && !s->odd) {
             continue;
         }
-        int complete = 0;
-        MPI_Status status;
-        int code = DTR_INSIDE(MPI_Test, &t->request, &complete, &status);
+        int complete = s->odd, code = s->odd_code;
+        MPI_Status status = s->odd_status;
+        if (!s->odd) {
+            code = DTR_INSIDE(MPI_Test, &t->request, &complete, &status);
+        }
         if (code == MPI_SUCCESS && !complete) {
             return linger(s, t, group, w);
         }
@@ -306,15 +312,31 @@ static dtr_status wait_step(dtr__mpi_sched *s, const dtr__mpi_step *step, const 
     return DTR_OK;
 }
 
+/* Steps that need nobody else. */
+static void run_local(const dtr__mpi_sched *s, const dtr__mpi_step *step) {
+    if (step->kind == DTR__MPI_COPY) {
+        memcpy(step->dst, step->src, step->n);
+    } else if (step->kind == DTR__MPI_REDUCE) {
+        dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first), step->n,
+                    s->dtype, s->op, s->divisor, NULL);
+    } else {
+        dtr__premul(step->dst, step->src, step->n, s->dtype, s->premul);
+    }
+}
+
 dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done) {
     *done = false;
     for (; s->at < s->n_steps; s->at++) {
         const dtr__mpi_step *step = &s->steps[s->at];
         bool satisfied;
+        int code;
         switch (step->kind) {
         case DTR__MPI_SEND:
         case DTR__MPI_RECV:
-            DTR_TRY(post(s, step, group, w));
+            code = post(s, step, group);
+            if (code != MPI_SUCCESS) {
+                return post_failed(&s->transfers[step->first], code, w);
+            }
             break;
         case DTR__MPI_WAIT:
             DTR_TRY(wait_step(s, step, group, w, &satisfied));
@@ -322,23 +344,60 @@ dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_wor
                 return DTR_OK;
             }
             break;
-        case DTR__MPI_COPY:
-            memcpy(step->dst, step->src, step->n);
-            break;
-        case DTR__MPI_REDUCE:
-            dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first),
-                        step->n, s->dtype, s->op, s->divisor, NULL);
-            break;
         case DTR__MPI_COMPARE:
             DTR_TRY(dtr__mpi_declared(s, w));
             break;
-        case DTR__MPI_PREMUL:
-            dtr__premul(step->dst, step->src, step->n, s->dtype, s->premul);
+        default:
+            run_local(s, step);
             break;
         }
     }
     *done = true;
     return DTR_OK;
+}
+
+/* One look at what a WAIT waits for; what ends otherwise than it should is kept for wait_step. */
+static int look_at(dtr__mpi_sched *s, const dtr__mpi_step *step) {
+    if (s->waiting == SIZE_MAX) {
+        s->waiting = step->first;
+    }
+    for (; s->waiting < step->last; s->waiting++) {
+        dtr__mpi_transfer *t = &s->transfers[s->waiting];
+        int complete = 0, got = t->nbytes;
+        if (t->request == MPI_REQUEST_NULL) {
+            continue;
+        }
+        s->odd_code = DTR_INSIDE(MPI_Test, &t->request, &complete, &s->odd_status);
+        if (s->odd_code == MPI_SUCCESS && !complete) {
+            return 0;
+        }
+        if (s->odd_code == MPI_SUCCESS && !t->is_send) {
+            MPI_Get_count(&s->odd_status, MPI_BYTE, &got);
+        }
+        s->odd = s->odd_code != MPI_SUCCESS || got != t->nbytes;
+        if (s->odd) {
+            return -1;
+        }
+    }
+    s->waiting = SIZE_MAX;
+    return 1;
+}
+
+int dtr__mpi_sched_look(dtr__mpi_sched *s, const dtr_group *group) {
+    for (; s->at < s->n_steps; s->at++) {
+        const dtr__mpi_step *step = &s->steps[s->at];
+        if (step->kind == DTR__MPI_WAIT) {
+            int found = look_at(s, step);
+            if (found != 1) {
+                return found;
+            }
+        } else if (step->kind != DTR__MPI_SEND && step->kind != DTR__MPI_RECV) {
+            run_local(s, step);
+        } else if (post(s, step, group) != MPI_SUCCESS) {
+            return -1; /* it is tried again, for the message */
+        }
+    }
+    return 1;
 }
 
 void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, char *text,

@@ -4,4 +4,5 @@ list(APPEND DTR_COLL_SOURCES
   mpi/mpi_move.c
   mpi/mpi_p2p.c
   mpi/mpi_reduce.c
-  mpi/mpi_sched.c)
+  mpi/mpi_sched.c
+  mpi/mpi_tree.c)

@@ -182,6 +182,117 @@ START_TEST(disagreement_is_named) {
 }
 END_TEST
 
+/* ---- small calls with a root: one message between two nodes, and calls in rows ---- */
+
+/* What rank r gives as element i of call number `turn`. */
+static int32_t given(int r, size_t i, int turn) {
+    return 1000 * r + 10 * (int32_t)i + turn;
+}
+
+/* A row of calls from one place, each with other data; counts about where trees end. */
+typedef enum { BROADCAST_ROW, REDUCE_ROW, GATHER_ROW, SCATTER_ROW } rooted;
+
+static void row_of(dtr_group *g, rooted kind, int root, size_t count) {
+    enum { TURNS = 6, MOST = 600 };
+    static int32_t in[MOST * 8], out[MOST * 8];
+    const int me = dtr_group_rank(g), n = dtr_group_size(g);
+    const bool at_root = me == root;
+    for (int turn = 0; turn < TURNS; turn++) {
+        const size_t all = count * (size_t)n;
+        const dtr_buffer one = dtr_cpu(in, count, DTR_I32), got = dtr_cpu(out, count, DTR_I32);
+        memset(out, -1, sizeof out);
+        for (size_t i = 0; i < all; i++) {
+            in[i] =
+                kind == SCATTER_ROW ? given((int)(i / count), i % count, turn) : given(me, i, turn);
+        }
+        TH_IS(kind == BROADCAST_ROW ? dtr_broadcast(g, one, root, NULL, NULL)
+              : kind == REDUCE_ROW  ? dtr_reduce(g, one, at_root ? got : dtr_cpu(NULL, 0, DTR_I32),
+                                                 DTR_SUM, root, NULL, NULL)
+              : kind == GATHER_ROW
+                  ? dtr_gather(g, one, dtr_cpu(out, at_root ? all : 0, DTR_I32), root, NULL, NULL)
+                  : dtr_scatter(g, dtr_cpu(in, at_root ? all : 0, DTR_I32), got, root, NULL, NULL),
+              DTR_OK);
+        for (size_t i = 0; i < (kind == GATHER_ROW ? all : count); i++) {
+            const int32_t sum = n * (n - 1) / 2 * 1000 + n * (10 * (int32_t)i + turn);
+            const int32_t want = kind == BROADCAST_ROW ? given(root, i, turn)
+                                 : kind == REDUCE_ROW  ? sum
+                                 : kind == GATHER_ROW  ? given((int)(i / count), i % count, turn)
+                                                       : given(me, i, turn);
+            const int32_t have = kind == BROADCAST_ROW ? in[i] : out[i];
+            TH_CHECK((!at_root && (kind == REDUCE_ROW || kind == GATHER_ROW)) || have == want,
+                     "call %d of kind %d, root %d, %zu elements: element %zu is %d, not %d", turn,
+                     (int)kind, root, count, i, have, want);
+        }
+    }
+}
+
+/* Every root, ranks in the order of the nodes and across them, sizes on either side of the
+ * limits. */
+START_TEST(small_rows_with_a_root) {
+    static const size_t counts[] = { 1, 13, 64, 65, 129, 600 };
+    for (int crossed = 0; crossed < 2; crossed++) {
+        dtr_group *g = NULL;
+        int key = crossed ? th_rank() % 2 * th_size() + th_rank() : th_rank();
+        TH_OK(dtr_group_split(th_group(), 0, key, NULL, &g));
+        for (int root = 0; root < th_size(); root++) {
+            for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+                for (rooted kind = BROADCAST_ROW; kind <= SCATTER_ROW; kind++) {
+                    row_of(g, kind, root, counts[i]);
+                }
+            }
+        }
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+    }
+}
+END_TEST
+
+/* Sums of a tree are those of rank order: factors and rounding are the same as without nodes. */
+START_TEST(small_sums_are_made_in_rank_order) {
+    const int n = th_size(), root = n - 1;
+    double one = 1 + th_rank(), sum = 0;
+    dtr_coll_options scaled = DTR_COLL_OPTIONS_INIT;
+    scaled.premul = 0.5;
+    TH_IS(dtr_reduce(th_group(), dtr_cpu(&one, 1, DTR_F64), dtr_cpu(&sum, 1, DTR_F64),
+                     DTR_PREMUL_SUM, root, &scaled, NULL),
+          DTR_OK);
+    TH_CHECK(th_rank() != root || sum == 0.25 * n * (n + 1), "the scaled sum is %g", sum);
+    TH_IS(dtr_reduce(th_group(), dtr_cpu(&one, 1, DTR_F64), dtr_cpu(&one, 1, DTR_F64), DTR_AVG,
+                     root, NULL, NULL),
+          DTR_OK);
+    TH_CHECK(th_rank() != root || one == 0.5 * (n + 1), "the mean in place is %g", one);
+    /* 2^24 + 1 + 1 is 2^24 + 2 in any order but this one, in which each 1 is lost. */
+    float big = th_rank() == 0 ? 16777216.0F : 1, all = 0;
+    TH_IS(dtr_reduce(th_group(), dtr_cpu(&big, 1, DTR_F32), dtr_cpu(&all, 1, DTR_F32), DTR_SUM, 0,
+                     NULL, NULL),
+          DTR_OK);
+    TH_CHECK(th_rank() != 0 || all == 16777216.0F, "the sum is %.1f", (double)all);
+    TH_AGREE();
+}
+END_TEST
+
+/* DBG1, WRK10: the odd call in a row is an error on all ranks, at the latest at their next call
+ * that needs the others. */
+START_TEST(disagreement_in_a_row) {
+    for (int odd = 0; odd < th_size(); odd += th_size() - 1) {
+        dtr_group *g = NULL;
+        int32_t x[4] = { 0 }, y[64];
+        dtr_status s = DTR_OK;
+        TH_OK(dtr_group_split(th_group(), 0, 0, NULL, &g));
+        for (int turn = 0; turn < 12 && s == DTR_OK; turn++) {
+            size_t count = turn == 9 && th_rank() == odd ? 2 : 1;
+            size_t all = th_rank() == 1 ? count * (size_t)th_size() : 0;
+            s = dtr_gather(g, dtr_cpu(x, count, DTR_I32), dtr_cpu(y, all, DTR_I32), 1, NULL, NULL);
+        }
+        s = s == DTR_OK ? dtr_barrier(g, NULL, NULL) : s;
+        TH_CHECK(s == DTR_ERR_MISMATCH, "%s: %s", dtr_status_name(s), dtr_last_error_message());
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+    }
+    th_good_allreduce(th_group());
+}
+END_TEST
+
 /* WRK10: a rank that does not come is an agreed error in the end, whichever node it is on. */
 START_TEST(missing_rank_is_an_error) {
     for (int absent = 0; absent < th_size(); absent += th_size() - 1) {
@@ -306,6 +417,9 @@ static void make(Suite *s) {
     th_add(tc, small_floats_are_rounded_once, 1, 64);
     th_add(tc, ranks_in_any_order, 1, 64);
     th_add(tc, disagreement_is_named, 3, 64);
+    th_add(tc, small_rows_with_a_root, 1, 8);
+    th_add(tc, small_sums_are_made_in_rank_order, 1, 64);
+    th_add(tc, disagreement_in_a_row, 2, 8);
     th_add(tc, missing_rank_is_an_error, 2, 64);
     th_add(tc, groups_move_side_by_side, 1, 64);
     if (getenv("DTR_TEST_WIRE") != NULL) {
