@@ -4,7 +4,7 @@
 
 #include "doctor.h"
 
-enum { INDENT = 80 }; /* of further lines in the table */
+enum { INDENT = 81 }; /* of further lines in the table */
 
 static const char *state_name(const doctor_rank *k) {
     uint32_t phase = atomic_load(&k->rec->head.phase);
