@@ -32,7 +32,7 @@ static dtr_status make_own(dtr_world *world, dtr_group **own) {
         .backend = backend != NULL && backend[0] != '\0' ? backend : DTR__DEFAULT_BACKENDS,
         .timeout_cpu_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CPU,
         .timeout_cuda_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CUDA,
-        .device = world->device,
+        .device = world->bound ? world->device : (dtr_device){ DTR_CPU, 0 },
         .bound = world->bound,
         .is_world = true,
         .listed = true,
@@ -171,7 +171,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
         world, world->comm,
         dtr__watchdog_start(world, dtr__rank_ended, dtr__rank_reported, dtr__watch_round),
         "world creation");
-    if (s >= 0 && world->bound && world->device.type == DTR_CUDA) {
+    if (s >= 0 && dtr__gpus_all_named(gpus)) {
         s = connect_own_device(world, own);
     }
     if (s < 0) {

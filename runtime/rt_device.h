@@ -11,6 +11,7 @@
 #include <dtr/device.h>
 
 #include "rt_error.h"
+#include "rt_nearest.h"
 
 typedef enum dtr__cuda_state {
     DTR__CUDA_OK,
@@ -25,6 +26,7 @@ typedef struct dtr__device_facts {
     unsigned char uuid[16];
     size_t nbytes;
     int multiprocessors, major, minor;
+    dtr__pci pci;
 } dtr__device_facts;
 
 typedef enum dtr__copy_kind {
@@ -40,7 +42,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * of an earlier call of the program alone, and captures of graphs by other threads too. Streams and
  * events are CUDA's handles; NULL is the default stream of the device. Outputs are untouched on
  * failure. */
-enum { DTR__DEVICE_ABI = 5 };
+enum { DTR__DEVICE_ABI = 6 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */

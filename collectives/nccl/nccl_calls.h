@@ -21,6 +21,7 @@ const char *dtr__nccl_version_text(int version, char text[16]); /* "2.28.9" */
 typedef struct dtr__gpus dtr__gpus;
 dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus); /* collective, agreed */
 void dtr__gpus_free(dtr__gpus *gpus);
+bool dtr__gpus_all_named(const dtr__gpus *gpus); /* every rank's options have a GPU */
 
 /* Whether NCCL can serve a group, found while it is made: all members are here, group->comm is
  * ready. DTR_ERR_UNSUPPORTED, on all members, where it was named and cannot. */

@@ -46,6 +46,8 @@ uint64_t dtr_nccl_version(void) {
 
 enum { GPUS = 16, UUID = 16 }; /* devices of a rank that are told to the others */
 
+enum { ANY_DEVICE = -1, NO_GPU = -2 };
+
 typedef struct gpu_rank {
     uint64_t host;    /* equal on ranks that could see one GPU */
     uint64_t nccl_id; /* of NCCL_HOSTID, 0: not set */
@@ -53,8 +55,11 @@ typedef struct gpu_rank {
     int32_t nccl;     /* version, 0: cannot be used */
     int32_t devices;
     int32_t several; /* the user lets NCCL put several ranks on one GPU */
+    /* Device of the world's options, or one of these. */
+    int32_t named;
     unsigned char uuid[GPUS][UUID];
-    char why[128]; /* NCCL cannot be used */
+    uint8_t distance[GPUS]; /* from the rank's cores */
+    char why[128];          /* NCCL cannot be used */
 } gpu_rank;
 
 struct dtr__gpus {
@@ -82,10 +87,21 @@ static uint64_t own_host(const dtr_world *world) {
     return hash(UINT64_C(14695981039346656037), boot[0] != '\0' ? boot : world->host);
 }
 
+/* Devices of a rank that are in the table. */
+static int listed(const gpu_rank *r) {
+    return r->devices < GPUS ? r->devices : GPUS;
+}
+
+static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
+    return da >= 0 && db >= 0 && da < GPUS && db < GPUS && a->host == b->host &&
+           memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
+}
+
 static void describe_own(const dtr_world *world, gpu_rank *own) {
     const dtr__cuda *cuda = dtr__cuda_get();
     const char *id = getenv("NCCL_HOSTID"), *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     own->host = own_host(world);
+    own->named = NO_GPU;
     own->usable = cuda->state == DTR__CUDA_OK;
     if (!own->usable) {
         snprintf(own->why, sizeof own->why, "%s", dtr__cuda_state_name(cuda->state));
@@ -97,12 +113,50 @@ static void describe_own(const dtr_world *world, gpu_rank *own) {
     own->nccl_id = id != NULL && id[0] != '\0' ? hash(1, id) : 0;
     own->several = several != NULL && strcmp(several, "1") == 0 && l->version >= 23003;
     snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
-    for (int i = 0; i < cuda->count && i < GPUS; i++) {
+    dtr__pci pci[GPUS] = { { 0 } };
+    int n = listed(own);
+    for (int i = 0; i < n; i++) {
         dtr__device_facts facts;
         if (cuda->ops->facts(i, &facts) == 0) {
             memcpy(own->uuid[i], facts.uuid, UUID);
+            pci[i] = facts.pci;
         }
     }
+    own->named = !world->bound                    ? ANY_DEVICE
+                 : world->device.type == DTR_CUDA ? world->device.index
+                                                  : NO_GPU;
+    dtr__nearest_look(pci, n, own->distance);
+}
+
+/* The device that each rank takes, in order of the world's ranks, which all ranks work out alike:
+ * the nearest of those that the fewest ranks before it have taken. What options name is taken
+ * first. */
+static void choose_default(dtr_world *world, const dtr__gpus *t) {
+    const gpu_rank *own = &t->rank[world->rank];
+    if (world->bound || own->usable == 0) {
+        return;
+    }
+    int *taken = calloc((size_t)t->size, sizeof *taken), choice = 0;
+    for (int r = 0; taken != NULL && r < t->size; r++) {
+        taken[r] = t->rank[r].named;
+    }
+    for (int r = 0; taken != NULL && r <= world->rank; r++) {
+        const gpu_rank *a = &t->rank[r];
+        int users[GPUS] = { 0 }, n = listed(a);
+        for (int i = 0; taken[r] == ANY_DEVICE && i < n; i++) {
+            for (int o = 0; o < t->size; o++) {
+                users[i] += one_gpu(a, i, &t->rank[o], taken[o]);
+            }
+        }
+        taken[r] = taken[r] == ANY_DEVICE ? dtr__nearest_pick(users, a->distance, n) : taken[r];
+        choice = taken[r];
+    }
+    world->device = (dtr_device){ DTR_CUDA, choice };
+    if (own->distance[choice] != DTR__FAR) {
+        DTR_INFO(world, "device cuda:%d, %d steps from this rank's cores", choice,
+                 own->distance[choice]);
+    }
+    free(taken);
 }
 
 dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
@@ -128,9 +182,18 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
         free(t);
         return s;
     }
+    choose_default(world, t);
     *gpus = t;
     dtr__memory_ask(world, dtr__device_memory_used);
     return DTR_OK;
+}
+
+bool dtr__gpus_all_named(const dtr__gpus *gpus) {
+    bool all = true;
+    for (int r = 0; r < gpus->size; r++) {
+        all = all && gpus->rank[r].named >= 0;
+    }
+    return all;
 }
 
 void dtr__gpus_free(dtr__gpus *gpus) {
@@ -167,11 +230,6 @@ static bool nccl_everywhere(const dtr_group *g, char *why, size_t cap) {
 /* The device a rank is going to use; -1: not known before it does. */
 static int expected_device(const dtr_group *g, const gpu_rank *own) {
     return g->device.type == DTR_CUDA ? g->device.index : own->devices == 1 ? 0 : -1;
-}
-
-static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
-    return da >= 0 && db >= 0 && da < GPUS && db < GPUS && a->host == b->host &&
-           memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
 }
 
 /* Settings with which NCCL itself puts several ranks on one GPU. */

@@ -83,6 +83,7 @@ static int facts(int device, dtr__device_facts *f) {
         f->multiprocessors = p.multiProcessorCount;
         f->major = p.major;
         f->minor = p.minor;
+        f->pci = (dtr__pci){ p.pciDomainID, p.pciBusID, p.pciDeviceID };
     }
     return scope_end(&s, e);
 }

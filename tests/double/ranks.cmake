@@ -29,6 +29,12 @@ dtr_add_mpi_run(double_matrix_stage TARGET test_matrix NPROCS 4 LABELS double TI
 dtr_add_double_mpi_test(double_stage NPROCS 1 2 4 SOURCES stage.c LIBS fake_cudart
   ENVIRONMENT ${stage} DTR_STAGE_CHUNK=1KiB)
 
+# The device of a world that names none; a file stands for the machine's topology.
+if(TARGET PkgConfig::HWLOC)
+  dtr_add_double_mpi_test(double_nearest NPROCS 4 SOURCES nearest.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=4
+    DTR_FAKE_CUDA_UUID=one "DTR_TEST_TOPOLOGY=${CMAKE_CURRENT_SOURCE_DIR}/two_packages.xml")
+endif()
+
 # A library in the place of a profiler counts the ranges of DTR_NVTX.
 if(DTR_NVTX_INCLUDE_DIR)
   add_library(nvtx_count MODULE nvtx_count.c)
