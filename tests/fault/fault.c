@@ -571,6 +571,7 @@ static const struct {
               { "cut", cut },
               { "far_dump", far_dump },
               { "muted", muted },
+              { "flipped", flipped },
               { "busy", busy },
               { "asked", asked } };
 

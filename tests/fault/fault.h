@@ -37,6 +37,7 @@ void hung(void);
 void cut(void);
 void far_dump(void);
 void muted(void);
+void flipped(void);
 void busy(void);
 
 #endif /* FAULT_H */

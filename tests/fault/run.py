@@ -46,7 +46,7 @@ LAST = r"\w+ #\d+ .* group 'world\.ddp'" if way == "backward" else r"allreduce #
 ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
 SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc/nowhere"},
             "cut": {"DTR_NODE_SILENCE": "2"}, "muted": {"DTR_LOG": "debug"},
-            "hung": {"DTR_HEARTBEAT_LIMIT": "3"},
+            "hung": {"DTR_HEARTBEAT_LIMIT": "3"}, "flipped": {"DTR_HASH": "1"},
             "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
 
 
@@ -530,6 +530,16 @@ def cut():
         expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank (%s) \(host \S+, pid \d+\) is lost: node \d, host \S+, has been "
                r"silent for 2 s" % "|".join(map(str, far)))
         expect(r, "destroy", "DTR_OK")
+
+
+def flipped():
+    """Q7: dtr-doctor names the first operation whose outputs differ, and no later one."""
+    for r in range(ranks):
+        for call in "register", "split", "allreduce", "destroy":
+            expect(r, call, "DTR_OK")
+    text = diagnosis(r"the outputs of allreduce #3 f32 x 1000 sum group 'replicas', called at fault_nodes\.c:\d+, differ between "
+                     r"ranks: most have hash [0-9a-f]{16}, but rank %d has [0-9a-f]{16}" % victim)
+    check(text.count("the outputs of") == 1, text)
 
 
 def muted():
