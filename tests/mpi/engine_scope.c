@@ -72,7 +72,7 @@ START_TEST(mixed_kinds) {
 }
 END_TEST
 
-/* COA8, COA9, COL7: mixed operators and types; 50 buffers of mixed sizes equal single calls. */
+/* COA8, COA9, COL7, C2: mixed operators and types; 50 buffers of mixed sizes equal single calls. */
 START_TEST(equal_to_single_calls) {
     enum { N = 50, MOST = 20000 };
     const dtr_dtype types[] = { DTR_F32, DTR_I64, DTR_F32, DTR_F32 };
