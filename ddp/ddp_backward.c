@@ -33,6 +33,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     DTR_TRY(dtr__ddp_device_pack(ddp, b));
     if (ddp->hook.fn != NULL) {
         b->launched_ns = dtr__now_ns();
+        dtr__ddp_timing_ready(ddp, b->index);
         dtr__ddp_hook_launch(ddp, b);
         return DTR_OK;
     }

@@ -265,6 +265,10 @@ static void wait_hooks(dtr_ddp *ddp, int64_t *waited_ns) {
     int64_t end = dtr__now_ns();
     *waited_ns += end - start;
     dtr__ddp_span_between(ddp, "ddp_wait", ddp->hook.name, start, end, 0);
+    dtr_status s = dtr__ddp_device_lead(ddp, ddp->gpu.out);
+    if (s < 0) {
+        dtr__ddp_note_last(ddp, s, DTR__NONE);
+    }
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         if (!ddp->buckets[b].failed) {
             copy_out_bucket(ddp, &ddp->buckets[b]);

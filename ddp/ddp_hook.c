@@ -22,8 +22,7 @@ dtr_status dtr__ddp_hook_set(dtr_ddp *ddp, const char *entry, const dtr__ddp_hoo
             "%s: the module was created with DTR_DDP_PER_PARAM, which has no buckets for a "
             "hook",
             entry);
-    } else if ((s = dtr__zero_refuse(ddp, entry)) == DTR_OK &&
-               (s = dtr__ddp_device_refuse(ddp, entry)) == DTR_OK) {
+    } else if ((s = dtr__zero_refuse(ddp, entry)) == DTR_OK) {
         ddp->hook.fn = h->fn;
         ddp->hook.state = h->state;
         ddp->hook.setup = h->setup;
@@ -192,8 +191,7 @@ dtr_buffer dtr_ddp_bucket_buffer(const dtr_ddp_bucket *bucket) {
 }
 
 void *dtr_ddp_bucket_stream(const dtr_ddp_bucket *bucket) {
-    (void)bucket;
-    return NULL;
+    return bucket != NULL && dtr__ddp_on_device(bucket->ddp) ? bucket->ddp->gpu.stream : NULL;
 }
 
 size_t dtr_ddp_bucket_n_params(const dtr_ddp_bucket *bucket) {

@@ -11,6 +11,7 @@ dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)state;
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = b->label;
+    o.stream = dtr_ddp_bucket_stream(b);
     if (b->sparse != NULL) {
         return dtr_sparse_allreduce(dtr_ddp_bucket_group(b), b->in_rows, b->in_values,
                                     b->sparse->value->shape[0], DTR_AVG, &o, &b->out_rows,
@@ -42,12 +43,13 @@ static dtr_status copy_memory(dtr_ddp_bucket *b, dtr_dtype dtype) {
     if (b->copy != NULL && b->copy->dtype == dtype) {
         return DTR_OK;
     }
-    const dtr_device cpu = { DTR_CPU, 0 };
+    dtr_device where = b->ddp->device;
     int64_t count = (int64_t)b->shown.count;
     dtr_world *world = b->ddp->world;
     dtr__ddp_hook_bucket_free(b);
-    if (dtr_tensor_empty(world, dtype, cpu, DTR_MEM_SHARED, 1, &count, &b->copy) < 0) {
-        DTR_TRY(dtr_tensor_empty(world, dtype, cpu, DTR_MEM_DEFAULT, 1, &count, &b->copy));
+    if (dtr__ddp_on_device(b->ddp) ||
+        dtr_tensor_empty(world, dtype, where, DTR_MEM_SHARED, 1, &count, &b->copy) < 0) {
+        DTR_TRY(dtr_tensor_empty(world, dtype, where, DTR_MEM_DEFAULT, 1, &count, &b->copy));
     }
     return DTR_OK;
 }
@@ -60,7 +62,10 @@ static dtr_status cast_around(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     DTR_REQUIRE(b->shown.data == b->data, NULL, DTR_ERR_STATE,
                 "hooks that cast may not be wrapped into each other");
     DTR_TRY(copy_memory(b, w->dtype));
-    dtr__convert(b->copy->data, w->dtype, b->data, b->plan->dtype, b->shown.count);
+    const dtr__ddp_piece piece = { b->copy->data, b->data, b->shown.count, w->dtype,
+                                   b->plan->dtype };
+    const dtr__ddp_at at = { b->ddp->gpu.index, b->ddp->gpu.stream };
+    DTR_TRY(b->ddp->mover->move(&piece, 1, 1, &at));
     b->shown = dtr_tensor_buffer(b->copy);
     return w->inner(w->inner_state, b, work); /* the result is cast back when it is there */
 }
@@ -133,6 +138,7 @@ static dtr_status local_sgd_hook(void *state, dtr_ddp_bucket *b, dtr_work **work
     }
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = b->label;
+    o.stream = dtr_ddp_bucket_stream(b);
     dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
     return dtr_allreduce(l->own, buffer, buffer, DTR_AVG, &o, work);
 }
@@ -180,9 +186,19 @@ static dtr_status check_sparse(const dtr_ddp *ddp, dtr_ddp_builtin which) {
     return DTR_OK;
 }
 
+/* Those that compute do so on the host. */
+static dtr_status check_device(const dtr_ddp *ddp, dtr_ddp_builtin which) {
+    DTR_REQUIRE(!dtr__ddp_on_device(ddp) || (which != DTR_HOOK_Q8 && which != DTR_HOOK_POWERSGD),
+                NULL, DTR_ERR_UNSUPPORTED,
+                "the hook '%s' computes in host memory, and the module's parameters are on cuda:%d",
+                names[which], ddp->gpu.index);
+    return DTR_OK;
+}
+
 static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_hook_options *o,
                                dtr__ddp_hook *h) {
     DTR_TRY(check_sparse(ddp, which));
+    DTR_TRY(check_device(ddp, which));
     if (which == DTR_HOOK_FP16 || which == DTR_HOOK_BF16 || which == DTR_HOOK_Q8 ||
         which == DTR_HOOK_POWERSGD) {
         DTR_TRY(check_types(ddp, names[which]));

@@ -70,7 +70,9 @@ static void work_ended(dtr_work *work, dtr_status status, void *arg) {
 
 static bool result_fits(const dtr_ddp_bucket *b) {
     return b->result.count == b->shown.count && b->result.dtype == b->shown.dtype &&
-           b->result.device.type == DTR_CPU && (b->result.data != NULL || b->result.count == 0);
+           b->result.device.type == b->shown.device.type &&
+           b->result.device.index == b->shown.device.index &&
+           (b->result.data != NULL || b->result.count == 0);
 }
 
 /* Call a hook or one of its steps. */
@@ -100,7 +102,7 @@ static void call(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_ddp_hook fn, void *state, 
 
 /* pump_lock is held: a callback that comes at once only asks the holder to look again. */
 static void follow(dtr_ddp *ddp, dtr_work *work) {
-    if (work != NULL) {
+    if (work != NULL && !dtr__ddp_on_device(ddp)) { /* there backward_end orders the streams */
         atomic_fetch_add(&ddp->hook.callbacks, 1);
         if (dtr_work_on_complete(work, work_ended, ddp) < 0) {
             atomic_fetch_sub(&ddp->hook.callbacks, 1); /* backward_end will see it */
@@ -120,17 +122,21 @@ static void settle_result(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     } else if (from.data != b->data && !b->failed) {
         dtr__ddp_bucket_take(b, from);
     }
+    dtr__ddp_timing_done(ddp, b->index, NULL);
     atomic_store(&b->finished_ns, dtr__now_ns());
     dtr__ddp_range_end(b);
     b->done = true;
     dtr__ddp_step_run(ddp);
 }
 
-/* Has the step that ran last ended? Takes the work back when it has. */
-static bool step_over(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+/* Has the step that ran last ended? Takes the work back when it has. On a device it is over when
+ * the module's stream goes on behind it, which backward_end can ask for. */
+static bool step_over(dtr_ddp *ddp, dtr_ddp_bucket *b, bool may_block) {
     bool over = true;
     if (b->work != NULL) {
-        dtr_status s = dtr_work_test(b->work, &over);
+        dtr_status s = dtr__ddp_on_device(ddp) && may_block
+                           ? dtr_work_wait_stream(b->work, ddp->gpu.stream)
+                           : dtr_work_test(b->work, &over);
         if (over) {
             if (s < 0 && !b->failed) {
                 work_error(ddp, b, s);
@@ -147,11 +153,11 @@ static bool step_over(dtr_ddp *ddp, dtr_ddp_bucket *b) {
 /* Depth d of the next bucket, if its step before has ended. False: it cannot move now. */
 static bool advance(dtr_ddp *ddp, int d, bool may_block) {
     dtr_ddp_bucket *b = &ddp->buckets[ddp->hook.next[d]];
-    if (!b->done && (b->depth != d - 1 || !step_over(ddp, b))) {
+    if (!b->done && (b->depth != d - 1 || !step_over(ddp, b, may_block))) {
         return false;
     }
     if (b->done) {
-        if (b->work != NULL && !step_over(ddp, b)) { /* a failed step's work */
+        if (b->work != NULL && !step_over(ddp, b, may_block)) { /* a failed step's work */
             return false;
         }
     } else if (b->then == NULL) {
@@ -210,7 +216,8 @@ void dtr__ddp_hook_rearm(dtr_ddp *ddp) {
         k->then = NULL;
         k->has_result = k->done = k->failed = false;
         size_t nbytes = k->sparse != NULL ? 0 : k->plan->nbytes;
-        k->shown = dtr_cpu(k->data, nbytes / dtr_dtype_size(k->plan->dtype), k->plan->dtype);
+        k->shown = (dtr_buffer){ k->data, nbytes / dtr_dtype_size(k->plan->dtype), k->plan->dtype,
+                                 ddp->device };
     }
     for (int d = 0; d < DTR__HOOK_DEPTHS; d++) {
         h->next[d] = 0;

@@ -213,7 +213,8 @@ void dtr__ddp_bucket_out(dtr_ddp *ddp, dtr_ddp_bucket *b) {
 void dtr__ddp_bucket_take(dtr_ddp_bucket *b, dtr_buffer from) {
     dtr_ddp *ddp = b->ddp;
     dtr__ddp_piece piece = { b->data, from.data, from.count, b->plan->dtype, from.dtype };
-    note(ddp, ddp->mover->move(&piece, 1, 1, NULL), DTR__NONE);
+    const dtr__ddp_at where = inward(ddp);
+    note(ddp, ddp->mover->move(&piece, 1, 1, &where), DTR__NONE);
     atomic_fetch_add_explicit(&ddp->copied_in, from.count * dtr_dtype_size(b->plan->dtype),
                               memory_order_relaxed);
 }

@@ -15,7 +15,7 @@ typedef struct dtr__ddp_sample {
     bool marked[DTR__N_POINTS];
     size_t n_buckets, n_ready, n_done, cap; /* counted: recorded in this step */
     void **ready, **done;                   /* [cap] events */
-    bool bad;                               /* an event failed: the step is not counted */
+    _Atomic bool bad;                       /* an event failed: the step is not counted */
 } dtr__ddp_sample;
 
 /* ---- samples ---- */

@@ -193,12 +193,124 @@ START_TEST(V7_check_equal) {
 }
 END_TEST
 
+/* ---- hooks ---- */
+
+static dtr_status divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state, (void)work;
+    for (size_t k = 0; k < dtr_ddp_bucket_n_params(b); k++) {
+        dtr_status s =
+            dtr_tensor_scale(dtr_ddp_bucket_grad(b, k), 1.0 / th_size(), dtr_ddp_bucket_stream(b));
+        if (s < 0) {
+            return s;
+        }
+    }
+    return DTR_OK;
+}
+
+/* The average in two steps: a sum, and behind it the division. *state: fail on the last rank. */
+static dtr_status sum_then_divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    if (*(bool *)state && th_rank() == th_size() - 1) {
+        return DTR_ERR_STATE;
+    }
+    o.stream = dtr_ddp_bucket_stream(b);
+    dtr_status s = dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, &o, work);
+    return s < 0 ? s : dtr_ddp_bucket_then(b, divide, NULL);
+}
+
+/* A step of both sides that queues all and waits for nothing, but in the first two. */
+static void hooked_step(pair *m, const char *name) {
+    TH_IS(backward_of(m, HOST), DTR_OK);
+    for (int i = PARAMS; i-- > 0;) {
+        write_pattern(m, dtr_ddp_grad(m->ddp[DEVICE], (size_t)i), th_rank(), i);
+    }
+    dtr_fake_cuda_log_start();
+    for (size_t i = 0; i < PARAMS; i++) {
+        TH_IS(dtr_ddp_grad_ready(m->ddp[DEVICE], i, m->stream), DTR_OK);
+    }
+    TH_IS(dtr_ddp_backward_end(m->ddp[DEVICE], m->stream), DTR_OK);
+    if (m->step > 1 && !staged()) {
+        TH_CHECK(dtr_fake_cuda_log_count("Synchronize") == 0, "%s: %s", name,
+                 dtr_fake_cuda_log_text());
+    }
+    same_gradients(m, name);
+    m->step++;
+}
+
+/* Q1, Q4: a hook of two steps, with and without views; where it fails on one rank all are told,
+ * and the next step is right. */
+START_TEST(Q1_hook_of_the_program) {
+    for (int view = 0; view < 2; view++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        bool fail = false;
+        pair m;
+        o.grad_as_bucket_view = view;
+        pair_open(&m, &o, DTR_F32);
+        for (int side = 0; side < 2; side++) {
+            TH_IS(dtr_ddp_register_hook(m.ddp[side], sum_then_divide, &fail, "two"), DTR_OK);
+        }
+        for (int k = 0; k < 4; k++) {
+            hooked_step(&m, "hook of two steps");
+        }
+        fail = true;
+        for (int side = 0; side < 2; side++) {
+            TH_IS(backward_of(&m, side), DTR_ERR_STATE);
+            TH_MESSAGE("hook 'two' failed on bucket");
+        }
+        fail = false;
+        m.step = 0;
+        hooked_step(&m, "after a failure");
+        dtr_ddp_stats st = stats_of(&m, DEVICE);
+        TH_CHECK(st.timed_steps == 5, "%d timed steps", (int)st.timed_steps);
+        pair_close(&m);
+    }
+}
+END_TEST
+
+/* Q5-Q7, Q13, Q14: the library's own hooks, those that compute on the host apart. */
+START_TEST(Q5_hooks_of_the_library) {
+    static const struct {
+        dtr_ddp_builtin which;
+        dtr_status want;
+        const char *name;
+    } hooks[] = {
+        { DTR_HOOK_ALLREDUCE, DTR_OK, "allreduce" },
+        { DTR_HOOK_FP16, DTR_OK, "fp16" },
+        { DTR_HOOK_BF16, DTR_OK, "bf16" },
+        { DTR_HOOK_NOOP, DTR_OK, "noop" },
+        { DTR_HOOK_POST_LOCAL_SGD, DTR_OK, "local" },
+        { DTR_HOOK_Q8, DTR_ERR_UNSUPPORTED, "q8" },
+        { DTR_HOOK_POWERSGD, DTR_ERR_UNSUPPORTED, "powersgd" },
+    };
+    for (size_t h = 0; h < sizeof hooks / sizeof hooks[0]; h++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        dtr_hook_options local = DTR_HOOK_OPTIONS_INIT;
+        pair m;
+        local.start_iteration = hooks[h].which == DTR_HOOK_POST_LOCAL_SGD ? 2 : 0;
+        pair_open(&m, &o, DTR_F32);
+        TH_IS(dtr_ddp_register_builtin_hook(m.ddp[DEVICE], hooks[h].which, &local), hooks[h].want);
+        if (hooks[h].want == DTR_OK) {
+            TH_IS(dtr_ddp_register_builtin_hook(m.ddp[HOST], hooks[h].which, &local), DTR_OK);
+            for (int k = 0; k < 4; k++) {
+                hooked_step(&m, hooks[h].name);
+            }
+        } else {
+            TH_MESSAGE("parameters are on cuda:0");
+        }
+        pair_close(&m);
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ddp pairs", 110);
     th_add(tc, LG7_times_from_events, 1, 0);
     th_add(tc, X3_param_dtype, 1, 0);
     th_add(tc, X7_buffer_dtype, 1, 0);
     th_add(tc, V7_check_equal, 1, 0);
+    th_add(tc, Q1_hook_of_the_program, 1, 0);
+    th_add(tc, Q5_hooks_of_the_library, 1, 0);
 }
 
 int main(int argc, char **argv) {
