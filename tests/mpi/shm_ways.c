@@ -149,15 +149,22 @@ START_TEST(bad_file) {
 }
 END_TEST
 
-/* Node-shared memory of a rank: control structures below 64 KiB + 4 KiB per rank, staging below
- * 8 MiB, and nothing that grows with the number of operations. */
+/* Node-shared memory of a rank: control structures of a group below 64 KiB + 4 KiB per rank, 64 KiB
+ * for what breaks groups, staging below 8 MiB, and nothing that grows with the number of
+ * operations. */
 START_TEST(memory_is_bounded) {
     dtr_world *w = NULL;
     wanted = "";
     TH_OK(world_with("DTR_CMA", "off", &w));
-    const size_t control = dtr__arena_used(w);
-    TH_CHECK(control < (size_t)(64 + 4 * th_size()) << 10, "control structures: %zu bytes",
-             control);
+    const size_t control = dtr__arena_used(w), most = (size_t)(64 + 4 * th_size()) << 10;
+    dtr_group *g = NULL;
+    TH_CHECK(control < most + (64 << 10), "control structures: %zu bytes", control);
+    TH_OK(dtr_group_split(dtr_world_group(w), 0, th_rank(), NULL, &g));
+    const size_t more = dtr__arena_used(w) - control;
+    TH_CHECK(more < most, "control structures of a group: %zu bytes", more);
+    TH_OK(dtr_group_destroy(g));
+    TH_CHECK(dtr__arena_used(w) == control, "%zu bytes have become %zu", control,
+             dtr__arena_used(w));
     reduce_some(w);
     const size_t staged = dtr__arena_used(w);
     TH_CHECK(staged - control < (size_t)8 << 20, "staging: %zu bytes", staged - control);
