@@ -26,15 +26,16 @@ static void finish(dtr_work *w) {
     TH_IS(dtr_work_release(w), DTR_OK);
 }
 
+/* Repeats itself after 16 MiB only: pieces of a message must not look alike. */
 static void fill(unsigned char *p, size_t n, unsigned seed) {
     for (size_t i = 0; i < n; i++) {
-        p[i] = (unsigned char)(i * 7 + (i >> 8) + seed * 31);
+        p[i] = (unsigned char)(i * 7 + (i >> 8) + (i >> 16) * 13 + seed * 31);
     }
 }
 
 static bool is_filled(const unsigned char *p, size_t n, unsigned seed) {
     for (size_t i = 0; i < n; i++) {
-        if (p[i] != (unsigned char)(i * 7 + (i >> 8) + seed * 31)) {
+        if (p[i] != (unsigned char)(i * 7 + (i >> 8) + (i >> 16) * 13 + seed * 31)) {
             return false;
         }
     }
