@@ -93,6 +93,14 @@ START_TEST(INI15_failed_creation) {
 }
 END_TEST
 
+/* The communicator has the group's ranks in the group's order: what its first one sends arrives. */
+static void order_good(dtr_group *g) {
+    dtr_buffer b = filled(100, (float)(1 + dtr_group_rank(g)));
+    TH_IS(dtr_broadcast(g, b, 0, NULL, NULL), DTR_OK);
+    check(b, 1, 1, "broadcast of the first rank");
+    drop(b);
+}
+
 /* nccl:F1, nccl:F2, nccl:F3, nccl:F4, nccl:F5: groups of a connected parent are split from it by
  * all its ranks, with and without a group of their own; those of another are made afresh. */
 START_TEST(F1_split) {
@@ -110,11 +118,17 @@ START_TEST(F1_split) {
         TH_CHECK(stats_of(child).comms_by_split == (uint64_t)many, "made by split");
         TH_CHECK(stats_of(child).comms_by_init == 0, "made by init");
         allreduce_good(child);
+        order_good(child);
         TH_CHECK(inits() == 0, "%d communicators more", inits());
     }
     TH_AGREE();
     TH_IS(dtr_group_destroy(child), DTR_OK);
     TH_AGREE();
+    TH_IS(dtr_group_split(parent, rank % 2, -rank, &half, &child), DTR_OK); /* two groups at once */
+    allreduce_good(child);
+    order_good(child);
+    TH_AGREE();
+    TH_OK(dtr_group_destroy(child));
     half.backend = "cpu:auto,cuda:stage"; /* nobody needs NCCL */
     dtr_fake_cuda_log_start();
     TH_IS(dtr_group_split(parent, 0, 0, &half, &child), DTR_OK);
