@@ -19,6 +19,7 @@
 #include <dtr/world.h>
 
 #include "rt_internal.h"
+#include "rt_peers.h"
 
 #include "fault.h" /* its names would be shadowed */
 
@@ -276,6 +277,10 @@ static void cascade(void) {
         for (int r = 0; r < k && rank == k - 1; r++) {
             snprintf(name, sizeof name, "in%d.%d", k, r);
             await_file(name);
+        }
+        uint64_t uid, seq; /* rank 0 is to wait for it, however slow the machine is */
+        for (int i = 0; rank == k - 1 && i < 1000 && !dtr__peer_inside(world, 0, &uid, &seq); i++) {
+            nap(0.01);
         }
         if (rank == k - 1) {
             nap(0.1);
