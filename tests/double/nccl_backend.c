@@ -128,7 +128,8 @@ START_TEST(Y1_barrier_waits_for_works) {
 }
 END_TEST
 
-/* W1, W2, W3, W9, D3, G6, U2: messages of pairs, a ring in a batch; what has a tag goes by stage.
+/* W1, W2, W3, W9, D3, D4, E5, G6, U2: messages of pairs, a ring in a batch; what has a tag goes by
+ * stage.
  */
 START_TEST(W1_messages) {
     int size = th_size(), next = (th_rank() + 1) % size, before = (th_rank() + size - 1) % size;
@@ -311,7 +312,7 @@ START_TEST(GP8_refused_devices) {
 }
 END_TEST
 
-/* I1, FI35, reliability:FI32: works under way end with the reason when the group is aborted. */
+/* I1, L8, FI35, reliability:FI32: works under way end with the reason when the group is aborted. */
 START_TEST(I1_abort) {
     dtr_group *g = group_of(NULL, 0);
     cudaStream_t stream;
@@ -389,7 +390,7 @@ START_TEST(FI35_hanging_kernel) {
 }
 END_TEST
 
-/* G3, E9, reliability:FI31: NCCL does not start everywhere within the limit. */
+/* G2, G3, E9, reliability:FI31: NCCL does not start everywhere within the limit. */
 START_TEST(FI31_hanging_init) {
     char rank[16];
     snprintf(rank, sizeof rank, "%d", th_size() - 1);

@@ -37,8 +37,8 @@ static int splits(void) {
     return dtr_fake_cuda_log_count("ncclCommSplit rank");
 }
 
-/* nccl:C10, nccl:B10, nccl:D21, groups:INI15, reliability:N14: the communicator is there before the
- * first collective. */
+/* nccl:C10, nccl:C12, nccl:D13, nccl:B10, nccl:D21, groups:INI15, reliability:N14: the communicator
+ * is there before the first collective. */
 START_TEST(C10_connect) {
     int many = th_size() > 1;
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
