@@ -1,11 +1,14 @@
 /* What ranks say while an operation hangs, and what settings add to the recordings (reliability:
- * DL5, S2, S8, P3, Q7, T4, T12, T22, T26, T29, FI28). No test here depends on how long anything
- * takes: lines that must come are waited for. */
+ * DL5, S2, S8, P3, Q7, T4, T12, T22, T26, T29, FI28; tests: FT8). No test here depends on how long
+ * anything takes: lines that must come are waited for. */
 #include <dlfcn.h>
+#include <errno.h>
 #include <glob.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <dtr/backend.h>
@@ -363,6 +366,44 @@ START_TEST(Q7_every_bit_counts) {
 }
 END_TEST
 
+/* ---- FT8: no room for dumps is one warning, and the works of other groups go on ---- */
+
+/* Writing into files fails for this process from now on, or works again. */
+static void let_files_grow(bool may) {
+    struct rlimit l;
+    signal(SIGXFSZ, SIG_IGN); /* EFBIG instead */
+    TH_CHECK(getrlimit(RLIMIT_FSIZE, &l) == 0, "no limit");
+    l.rlim_cur = may ? l.rlim_max : 0;
+    TH_CHECK(setrlimit(RLIMIT_FSIZE, &l) == 0, "the limit cannot be set");
+}
+
+START_TEST(FT8_no_room_for_dumps) {
+    make_folder();
+    dtr_world *w = WORLD("DTR_RECORDER_DIR", folder, "DTR_WATCHDOG_MS", "10");
+    dtr_group *g = NULL;
+    float x[2] = { 1, 1 };
+    dtr_buffer one = dtr_cpu(x, 1, DTR_F32), odd = dtr_cpu(x, is_last() ? 2 : 1, DTR_F32);
+    const char *line = "";
+    TH_IS(dtr_group_split(dtr_world_group(w), 0, th_rank(), NULL, &g), DTR_OK);
+    let_files_grow(false);
+    TH_IS(dtr_allreduce(g, odd, odd, DTR_SUM, NULL, NULL), DTR_ERR_MISMATCH);
+    (void)await_line("cannot write the dump ", folder);
+    atomic_fetch_add(&dtr__recorder_header(w)->dump_requested, 1); /* as dtr-doctor asks */
+    await_rounds(w);
+    x[0] = 1;
+    TH_IS(dtr_allreduce(dtr_world_group(w), one, one, DTR_SUM, NULL, NULL), DTR_OK);
+    let_files_grow(true);
+    TH_CHECK(x[0] == (float)th_size(), "a sum of %g", x[0]);
+    TH_CHECK(count_lines("cannot write the dump ", "", &line) == 1, "said again: %s", line);
+    TH_CHECK(strstr(line, "warning") != NULL && strstr(line, strerror(EFBIG)) != NULL, "%s", line);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    th_barrier();
+    remove_folder();
+    TH_AGREE();
+}
+END_TEST
+
 /* ---- FI28: one rank's input is NaN; the others have a line in the log ---- */
 
 /* One allreduce to which the last rank gives NaN. */
@@ -444,6 +485,7 @@ static void make(Suite *s) {
     th_add(tc, T12_starts_are_recorded, 1, 0);
     th_add(tc, Q7_outputs_that_differ_are_named, 2, 0);
     th_add(tc, Q7_every_bit_counts, 1, 0);
+    th_add(tc, FT8_no_room_for_dumps, 2, 0);
     th_add(tc, FI28_peers_are_told_of_a_nan, 2, 0);
     th_add(tc, W6_nan_in_a_message, 2, 0);
 }
