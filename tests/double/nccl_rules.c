@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dtr/mpi.h>
+
 #include "nccl_data.h"
 
 static int calls(const char *name) {
@@ -15,6 +17,12 @@ static void let_go(cudaStream_t stream, cudaEvent_t open) {
     TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
     cudaEventDestroy(open);
     cudaStreamDestroy(stream);
+}
+
+static const char *rank_text(void) {
+    static char text[16];
+    snprintf(text, sizeof text, "%d", th_rank());
+    return text;
 }
 
 static dtr_group *new_group(void) {
@@ -188,6 +196,53 @@ START_TEST(AD11_no_threads_of_groups) {
 }
 END_TEST
 
+/* D21, D22: what the log says of communicators made in both ways, for which NCCL is asked alike. */
+START_TEST(D21_D22_what_is_asked_and_said) {
+    dtr_group *made = NULL, *child = NULL;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.nccl_min_ctas = 2;
+    o.nccl_max_ctas = 5;
+    o.device = gpu;
+    o.has_device = true;
+    dtr_fake_cuda_log_start();
+    th_log_clear();
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &made), DTR_OK);
+    TH_CHECK(calls("ncclCommInitRankConfig rank") == 1 && calls("blocking 0, CTAs 2 to 5") == 1,
+             "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(th_log_count("communicator of") == 1 && th_log_count("by init, non-blocking") == 1,
+             "nothing was said of init");
+    TH_IS(dtr_group_split(made, 0, th_rank(), &o, &child), DTR_OK);
+    TH_CHECK(calls("ncclCommSplit rank") == 1 && calls("blocking 0, CTAs 2 to 5") == 2, "%s",
+             dtr_fake_cuda_log_text());
+    TH_CHECK(th_log_count("communicator of") == 2 && th_log_count("by split, non-blocking") == 1,
+             "nothing was said of split");
+    TH_AGREE();
+    TH_OK(dtr_group_destroy(child));
+    TH_OK(dtr_group_destroy(made));
+}
+END_TEST
+
+/* G3: the limit of setting up is not that of operations, which is far away here. */
+START_TEST(G3_limit_of_setting_up) {
+    dtr_world *w = NULL;
+    dtr_group *g = NULL;
+    dtr_buffer b = filled(N, 1);
+    setenv("DTR_NCCL_INIT_TIMEOUT", "0.5", 1);
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    unsetenv("DTR_NCCL_INIT_TIMEOUT");
+    TH_IS(dtr_group_create(w, NULL, th_size(), NULL, &g), DTR_OK);
+    fault_on_culprit("DTR_FAKE_NCCL_INIT_HANG_RANK", rank_text());
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("0.5 s");
+    th_barrier();
+    fault("DTR_FAKE_NCCL_INIT_HANG_RANK", NULL);
+    drop(b);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl rules", 110);
     th_add(tc, AD11_no_threads_of_groups, 1, 0); /* first: later ones leave threads that end */
@@ -196,8 +251,11 @@ static void make(Suite *s) {
     th_add(tc, D20_who_must_come, 3, 0);
     th_add(tc, GP10_left_alone, 2, 0);
     th_add(tc, GP7_ways_by_version, 2, 0);
+    th_add(tc, D21_D22_what_is_asked_and_said, 2, 0);
+    th_add(tc, G3_limit_of_setting_up, 2, 0);
 }
 
 int main(int argc, char **argv) {
+    setenv("DTR_LOG", "info", 0); /* D21 */
     return th_main(argc, argv, "nccl rules", make);
 }

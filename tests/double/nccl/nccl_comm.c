@@ -145,6 +145,14 @@ static bool is_blocking(const ncclConfig_t *config, bool inherited) {
                                                                        : config->blocking != 0;
 }
 
+/* For the log: whether calls block, and limits, those that are not set as -1. */
+static const char *asked_text(const ncclConfig_t *config, bool blocking, char *text, size_t cap) {
+    int least = config != NULL && config->minCTAs != NCCL_CONFIG_UNDEF_INT ? config->minCTAs : -1;
+    int most = config != NULL && config->maxCTAs != NCCL_CONFIG_UNDEF_INT ? config->maxCTAs : -1;
+    snprintf(text, cap, "blocking %d, CTAs %d to %d", blocking, least, most);
+    return text;
+}
+
 static struct ncclComm *comm_new(int nranks, int rank, int32_t pid, uint64_t nonce) {
     struct ncclComm *c = calloc(1, sizeof *c);
     if (c == NULL) {
@@ -228,8 +236,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId i
         return dn_group_failed(ncclSystemError);
     }
     c->blocking = is_blocking(config, true);
-    dtr_fake_cuda_log("ncclCommInitRankConfig", "rank %d of %d, blocking %d", rank, nranks,
-                      c->blocking);
+    char asked[80];
+    dtr_fake_cuda_log("ncclCommInitRankConfig", "rank %d of %d, %s", rank, nranks,
+                      asked_text(config, c->blocking, asked, sizeof asked));
     return start_init(c, comm, init_main, c);
 }
 
@@ -290,7 +299,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         dn_set_error(comm, "ncclCommSplit: invalid colour %d", color);
         return dn_group_failed(ncclInvalidArgument);
     }
-    dtr_fake_cuda_log("ncclCommSplit", "rank %d colour %d key %d", comm->rank, color, key);
+    bool blocking = is_blocking(config, comm->blocking);
+    char asked[80];
+    dtr_fake_cuda_log("ncclCommSplit", "rank %d colour %d key %d, %s", comm->rank, color, key,
+                      asked_text(config, blocking, asked, sizeof asked));
     split *s = malloc(sizeof *s);
     struct ncclComm *c = color >= 0 ? comm_new(1, 0, 0, 0) : NULL;
     if (s == NULL || (color >= 0 && c == NULL)) {
@@ -299,7 +311,6 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     }
     *newcomm = c;
     *s = (split){ comm, c, color, key };
-    bool blocking = is_blocking(config, comm->blocking);
     if (c == NULL) { /* an outsider takes part on the parent's own thread */
         if (dn_in_group()) {
             return dn_group_add_thread(comm, split_main, s);
