@@ -1,4 +1,4 @@
-"""libdtr does not end the process or take over its signals: it refers to no function that does. It can be loaded into
+"""libdtr does not end the process or take over its signals (reliability:M3): it refers to no function that does. It can be loaded into
 a running program, which has little thread-local storage left for it.
 
 Usage: symbols.py LIBDTR.so NM

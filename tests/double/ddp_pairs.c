@@ -17,7 +17,8 @@ static dtr_ddp_stats stats_of(const pair *m, int side) {
     return st;
 }
 
-/* LG7: steps are timed by events; nobody waits for them, neither the step nor who asks. */
+/* LG7, reliability:T31: steps are timed by events; nobody waits for them, neither the step nor who
+ * asks. */
 START_TEST(LG7_times_from_events) {
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
     cudaEvent_t open;

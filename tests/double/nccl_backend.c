@@ -44,8 +44,8 @@ START_TEST(D1_one_communicator) {
 }
 END_TEST
 
-/* L1, L2, J2, J3, L3, J20: an operation waits for its stream and is waited for by streams; the host
- * goes on. */
+/* L1, L2, J2, J3, L3, J20, reliability:T1, collectives:NCO16: an operation waits for its stream and
+ * is waited for by streams; the host goes on. */
 START_TEST(L1_waits_order_streams) {
     cudaStream_t stream, slow, other;
     cudaEvent_t open;
@@ -187,8 +187,8 @@ START_TEST(W4_oneself_in_a_batch) {
 }
 END_TEST
 
-/* A4, A13, A20, A21, GP9: what NCCL lacks goes by stage, with one warning for each reason; where
- * nccl was named it is refused, and takes no number. */
+/* A4, A13, A20, A21, GP9, reliability:S5, collectives:NCC11: what NCCL lacks goes by stage, with
+ * one warning for each reason; where nccl was named it is refused, and takes no number. */
 START_TEST(A13_what_nccl_lacks) {
     dtr_buffer b = filled(N, 0);
     dtr_buffer whole = { b.data, N, DTR_I32, gpu }, half = { b.data, N, DTR_I16, gpu };
@@ -213,7 +213,8 @@ START_TEST(A13_what_nccl_lacks) {
 }
 END_TEST
 
-/* A10, A11: a factor by value and one on the device; what was made for the call is given back. */
+/* A10, A11, collectives:NCC11: a factor by value and one on the device; what was made for the call
+ * is given back. */
 START_TEST(A11_premultiplied) {
     float half = 0.5f;
     dtr_buffer b = filled(N, 1), f = device_f32(1);
@@ -312,7 +313,8 @@ START_TEST(GP8_refused_devices) {
 }
 END_TEST
 
-/* I1, L8, FI35, reliability:FI32: works under way end with the reason when the group is aborted. */
+/* I1, L8, FI35, reliability:FI32, collectives:NCM12: works under way end with the reason when the
+ * group is aborted. */
 START_TEST(I1_abort) {
     dtr_group *g = group_of(NULL, 0);
     cudaStream_t stream;
@@ -378,7 +380,8 @@ static void fail_on_last(const char *fault_name, double limit_s, dtr_status want
     TH_AGREE();
 }
 
-/* reliability:FI32: an error that NCCL finds by itself on one rank reaches all. */
+/* reliability:FI32, collectives:NCM12: an error that NCCL finds by itself on one rank reaches all.
+ */
 START_TEST(FI32_asynchronous_error) {
     fail_on_last("DTR_FAKE_NCCL_ASYNC_ERR_RANK", 0, DTR_OK, "injected asynchronous error");
 }
@@ -390,7 +393,8 @@ START_TEST(FI35_hanging_kernel) {
 }
 END_TEST
 
-/* G2, G3, E9, reliability:FI31: NCCL does not start everywhere within the limit. */
+/* G2, G3, E9, reliability:FI31, collectives:NCP4: NCCL does not start everywhere within the limit.
+ */
 START_TEST(FI31_hanging_init) {
     char rank[16];
     snprintf(rank, sizeof rank, "%d", th_size() - 1);

@@ -114,7 +114,8 @@ START_TEST(FI33_remote_error) {
 }
 END_TEST
 
-/* reliability:FI36: the context of one rank is lost: class PROCESS there, REMOTE elsewhere. */
+/* reliability:EA2, EA4, FI36, M8: the context of one rank is lost: class PROCESS there, REMOTE
+ * elsewhere. */
 START_TEST(FI36_lost_context) {
     dtr_group *g = new_group();
     dtr_error e = broken_by(g, "DTR_FAKE_CUDA_ERR", "cudaEventRecord:1:700", DTR_ERR_CUDA,

@@ -180,7 +180,7 @@ static int threads(void) {
     return n;
 }
 
-/* AD11: groups have no threads of their own. */
+/* AD11, reliability:N1: groups have no threads of their own, so one watchdog serves all. */
 START_TEST(AD11_no_threads_of_groups) {
     enum { GROUPS = 10 };
     dtr_group *g[GROUPS];
@@ -196,7 +196,8 @@ START_TEST(AD11_no_threads_of_groups) {
 }
 END_TEST
 
-/* D21, D22: what the log says of communicators made in both ways, for which NCCL is asked alike. */
+/* D21, D22, groups:ENV4: what the log says of communicators made in both ways, for which NCCL is
+ * asked alike. */
 START_TEST(D21_D22_what_is_asked_and_said) {
     dtr_group *made = NULL, *child = NULL;
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -222,7 +223,8 @@ START_TEST(D21_D22_what_is_asked_and_said) {
 }
 END_TEST
 
-/* G3: the limit of setting up is not that of operations, which is far away here. */
+/* G3, groups:ENV5, reliability:T19: the limit of setting up is not that of operations, which is far
+ * away here. */
 START_TEST(G3_limit_of_setting_up) {
     dtr_world *w = NULL;
     dtr_group *g = NULL;

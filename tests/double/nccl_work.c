@@ -81,8 +81,8 @@ static int divisions(void) {
     return dtr_fake_cuda_log_count("dtr_kernel_divide_");
 }
 
-/* A2: NCCL adds, and the sum is divided behind it, also at odd addresses, at the root alone, in a
- * scope and with the block of a scattered sum. */
+/* A2, collectives:NCC11: NCCL adds, and the sum is divided behind it, also at odd addresses, at the
+ * root alone, in a scope and with the block of a scattered sum. */
 START_TEST(A2_averages_of_whole_numbers) {
     static const dtr_dtype types[] = { DTR_U8, DTR_I8, DTR_I32, DTR_I64 };
     int many = th_size() > 1;

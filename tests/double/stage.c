@@ -136,7 +136,7 @@ START_TEST(Z3_nan) {
 }
 END_TEST
 
-/* ST5, A20: what is refused, pinned memory included, takes no number. */
+/* ST5, A20, reliability:EA1: what is refused, pinned memory included, takes no number. */
 START_TEST(ST5_refusals_take_no_number) {
     dtr_buffer b = filled(N, 1), none = { b.data, N, DTR_F32, { DTR_CUDA, 63 } };
     float host[1] = { 0 };
@@ -217,7 +217,8 @@ START_TEST(ST8_abort_in_mid_transfer) {
 }
 END_TEST
 
-/* An error of CUDA in mid-transfer breaks the group on every rank with one error. */
+/* reliability:EA2: an error of CUDA in mid-transfer breaks the group on every rank with one error.
+ */
 START_TEST(an_error_of_cuda_breaks_the_group) {
     dtr_group *g = NULL;
     TH_OK(dtr_group_create(th_world(), NULL, th_size(), NULL, &g));

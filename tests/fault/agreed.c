@@ -60,7 +60,7 @@ START_TEST(FI1_a_rank_stays_away) {
 }
 END_TEST
 
-/* ---- FI9, FI10: the victim calls something else ---- */
+/* ---- FI9, FI10, T3: the victim calls something else ---- */
 
 static const struct {
     const char *field, *most, *odd;
@@ -114,7 +114,7 @@ START_TEST(FI9_FI10_a_rank_calls_something_else) {
         table_each(w, BACKWARD, differ);
     }
     table_end(w);
-    /* Without it the watchdog finds out where the backend does not. */
+    /* N4: without it the watchdog finds out where the backend does not. */
     w = table_world("off");
     detail = false;
     for (field = 0; field < FIELDS; field++) {
@@ -206,7 +206,7 @@ START_TEST(FI13_the_ends_of_a_message_differ) {
 }
 END_TEST
 
-/* ---- FI15: a call is refused once and made again ---- */
+/* ---- FI15, EA1: a call is refused once and made again ---- */
 
 static void refused_once(spot *s) {
     call c = table_call(s), bad = c;
@@ -304,7 +304,7 @@ START_TEST(FI8_a_rank_ends_the_world) {
 }
 END_TEST
 
-/* ---- CP5, EA6: all ranks fail at once, each in its own way ---- */
+/* ---- CP5, EA6, M9: all ranks fail at once, each in its own way ---- */
 
 static void fail_in_own_way(dtr_group *g) {
     char own[64];

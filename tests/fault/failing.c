@@ -1,6 +1,6 @@
 /* Faults of one rank's own: no memory before and after an operation has its number, and MPI calls
- * that fail (reliability: EA1, EA2, FI18, FI19, FI29). Memory fails in the thread of the caller,
- * allocation by allocation, so that every place is met that can find none. */
+ * that fail (reliability: EA1, EA2, FI18, FI19, FI29, M8, M9). Memory fails in the thread of the
+ * caller, allocation by allocation, so that every place is met that can find none. */
 #include <mpi.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -248,7 +248,7 @@ static void abort_killed(void) {
     killed();
 }
 
-/* FI5, FT1, CP1, N18, EA10: the victim is killed while the others wait. */
+/* FI5, FT1, CP1, EA10, M8, N4, N18: the victim is killed while the others wait. */
 static void killed(void) {
     go_ahead();
     if (rank == victim) {
@@ -313,7 +313,8 @@ static void left(void) {
     note("allreduce", call_asked(0));
 }
 
-/* EA3, EA6, EA8: works under way, a waiter in another thread's place, and one that had finished. */
+/* EA3, EA6, EA8, M5, M9: works under way, a waiter in another thread's place, and one that had
+ * finished. */
 static void killed_async(void) {
     enum { WORKS = 50 };
     dtr_work *done = NULL, *w[WORKS] = { NULL };
@@ -412,7 +413,7 @@ void wake_victim(void) {
     }
 }
 
-/* FI3, FT2, CP1, N19: stopped until the others have given up. */
+/* FI3, FT2, CP1, N4, N19: stopped until the others have given up. */
 static void stopped(void) {
     char name[32];
     go_ahead();
@@ -518,7 +519,7 @@ static void no_partner(void) {
     await_file("done0");
 }
 
-/* FI16: the victim's call is refused, and it does not try again. */
+/* FI16, EA1: the victim's call is refused, and it does not try again. */
 static void refused(void) {
     if (rank == victim) {
         dtr_buffer bad = dtr_cpu(NULL, N, DTR_F32);

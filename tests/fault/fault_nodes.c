@@ -101,7 +101,7 @@ void killed_node(void) {
     note("allreduce", call_asked(0));
 }
 
-/* FI26, O1, O3: a call of MPI does not return to the victim's progress thread. */
+/* FI26, N4, O1, O3, T8: a call of MPI does not return to the victim's progress thread. */
 static _Atomic bool hangs, is_hanging;
 
 static void hang(void) {
@@ -159,7 +159,7 @@ void hung(void) {
     exit(0);
 }
 
-/* FI25, N18: the judge takes the link of the victim's node away. */
+/* FI25, N18, T28: the judge takes the link of the victim's node away. */
 void cut(void) {
     char name[32];
     snprintf(name, sizeof name, "in%d", rank);

@@ -465,7 +465,7 @@ def left():
 
 def killed_async():
     for r in others:
-        # Death may be known before all have been issued, or before the first.
+        # EA3, M5, M9. Death may be known before all have been issued, or before the first.
         notes = lines(r)
         works = [k for k in notes if k.startswith("work")]
         check(notes.get("issued", ("",))[0] in ("DTR_OK", "DTR_ERR_REMOTE"), "rank %d: issued %s" % (r, notes))
@@ -523,7 +523,7 @@ def far_dump():
 
 
 def cut():
-    """FI25: each side learns that the other has been silent."""
+    """FI25, T28: each side learns that the other has been silent."""
     gone = victims_node()
     for r in range(ranks):
         far = [s for s in range(ranks) if (s in gone) != (r in gone)]
@@ -549,7 +549,7 @@ def muted():
 
 
 def hung():
-    """FI26, O3: the rank's groups end everywhere, what it is not in goes on, and nobody hangs in the end."""
+    """FI26, N4, O3, T8: the rank's groups end everywhere, what it is not in goes on, and nobody hangs in the end."""
     for r in range(ranks):
         for call in ["allreduce"] + ["recv"] * (r == victim):
             expect(r, call, "DTR_ERR_TIMEOUT", r"^rank %d \(host \S+, pid \d+\): its progress thread has been inside "

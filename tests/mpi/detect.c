@@ -1,6 +1,6 @@
 /* What ranks say while an operation hangs, and what settings add to the recordings (reliability:
- * DL5, S2, S8, P3, Q7, T4, T12, T22, T26, T29, FI28; tests: FT8). No test here depends on how long
- * anything takes: lines that must come are waited for. */
+ * DL5, N8, S2, S8, P3, Q7, T4, T6, T12, T22, T26, T29, FI28; tests: FT8). No test here depends on
+ * how long anything takes: lines that must come are waited for. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <glob.h>
@@ -150,7 +150,7 @@ START_TEST(DL5_off) {
 }
 END_TEST
 
-/* ---- S2, T29 ---- */
+/* ---- S2, T29; N8: begin and end, as the rank's page has them ---- */
 
 START_TEST(S2_status_line) {
     dtr_world *w = WORLD("DTR_LOG", "info", "DTR_STATUS_INTERVAL", "0.05");
@@ -201,7 +201,7 @@ START_TEST(S8_errors_are_logged_once) {
 }
 END_TEST
 
-/* ---- T12, T22: what is added to records ---- */
+/* ---- T12, T22: what is added to records; N8: begin and end in them ---- */
 
 static dtr__record newest(dtr_world *w) {
     dtr__record r = { 0 };
@@ -404,7 +404,7 @@ START_TEST(FT8_no_room_for_dumps) {
 }
 END_TEST
 
-/* ---- FI28: one rank's input is NaN; the others have a line in the log ---- */
+/* ---- FI28, T6: one rank's input is NaN; the others have a line in the log ---- */
 
 /* One allreduce to which the last rank gives NaN. */
 static void give_nan(dtr_group *g, const char *label) {

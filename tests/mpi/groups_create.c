@@ -21,6 +21,7 @@ START_TEST(NEW1_null_list) {
 }
 END_TEST
 
+/* NEW8, NEW9, NEW10, NEW11 */
 START_TEST(NEW8_to_NEW11_bad_lists) {
     int many[32] = { 0 }, size = th_size();
     many[1] = -5; /* NEW8: not looked at when the list is too long */

@@ -16,6 +16,7 @@ static void good(dtr_group *g) {
 
 /* ---- handles ---- */
 
+/* reliability:N16: operations of what has ended are refused. */
 START_TEST(DES4_destroyed_handles) {
     dtr_group *g = made(NULL, th_size(), NULL), *h = UNTOUCHED;
     float x = 1;
@@ -113,7 +114,8 @@ START_TEST(DES5_callbacks_have_run_and_DES15_works_outlive) {
 }
 END_TEST
 
-/* DES13: a receive nobody serves. Its rank is told TIMEOUT, the others do not wait longer. */
+/* DES13, reliability:N16: a receive nobody serves. Its rank is told TIMEOUT, the others do not wait
+ * longer. */
 START_TEST(DES13_unfinished_at_the_limit) {
     dtr_group_options o = options(0.4, NULL);
     dtr_group *g = th_hasty_group(th_world(), &o);
@@ -197,6 +199,7 @@ static void *abort_later(void *group) {
     return NULL;
 }
 
+/* reliability:M9: the group keeps the first error. */
 START_TEST(DES12_abort) {
     dtr_group *g = made(NULL, th_size(), NULL);
     int aborting = th_size() - 1;

@@ -1,5 +1,5 @@
 /* What a world says about itself while it runs and at its end: who came last, dumps on request
- * (reliability: O7, O12, O13, O14, T21). */
+ * (reliability: N4, O7, O12, O13, O14, T16, T21). */
 #include <glob.h>
 #include <signal.h>
 #include <stdatomic.h>

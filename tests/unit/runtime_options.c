@@ -55,6 +55,7 @@ START_TEST(booleans) {
 }
 END_TEST
 
+/* reliability:T11 */
 START_TEST(numbers) {
     ck_assert_int_eq(read_with("DTR_RECORDER_ENTRIES", "64"), DTR_OK);
     ck_assert_uint_eq(dtr__opt_number(&o, DTR__OPT_RECORDER_ENTRIES), 64);
@@ -104,7 +105,7 @@ START_TEST(seconds) {
 }
 END_TEST
 
-/* ENV6, ENU13 */
+/* ENV6, ENU13, reliability:T3 */
 START_TEST(debug_levels) {
     ck_assert_int_eq(read_with("DTR_DEBUG", "Detail"), DTR_OK);
     ck_assert_uint_eq(dtr__opt_number(&o, DTR__OPT_DEBUG), 2);

@@ -236,7 +236,7 @@ START_TEST(many_lives) {
 }
 END_TEST
 
-/* P1, P3, P6 */
+/* P1, P3, P6, reliability:T11 */
 START_TEST(recorder_wraps_and_ignores_the_overwritten) {
     open_parts("0", "100"); /* rounded up to 128 */
     static dtr__record got[200];

@@ -216,7 +216,7 @@ static void several_worlds(void) {
     }
 }
 
-/* ENV8, ENV11, ENV16: where the world's timeout comes from. */
+/* ENV8, ENV11, ENV16, reliability:T24, T25: where the world's timeout and backend come from. */
 static void timeouts(void) {
     static const struct {
         const char *environment;
@@ -248,7 +248,7 @@ static void timeouts(void) {
     CHECK(dtr__world_close(w) == DTR_OK);
 }
 
-/* ENV14, ENV17, INI8 */
+/* ENV14, ENV17, INI8, reliability:S1 */
 static void logging(void) {
     lines l = new_lines("DTR_DEBGU");
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
@@ -279,6 +279,7 @@ static void logging(void) {
     CHECK(l.matching == (me == 0) + 1); /* one warning for both blocks */
 }
 
+/* reliability:S1, T16 */
 static void log_file(void) {
     char pattern[64], path[80], line[256] = "", wanted[64];
     snprintf(pattern, sizeof pattern, "/tmp/dtr-test-log-%%r-%%p");
