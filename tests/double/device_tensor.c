@@ -1,4 +1,5 @@
-/* Tensors in device memory: the operations give what they give on the host. On the stand-in. */
+/* Tensors in device memory: the operations give what they give on the host. On the stand-in, which
+ * the loader takes for the library that this program was linked with (nccl:DB1). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -44,8 +44,8 @@ START_TEST(D1_one_communicator) {
 }
 END_TEST
 
-/* L1, L2, J2, J3, L3, J20, reliability:T1, collectives:NCO16: an operation waits for its stream and
- * is waited for by streams; the host goes on. */
+/* L1, L2, J2, J3, K3, L3, J20, reliability:T1, collectives:NCO16: an operation waits for its stream
+ * and is waited for by streams; the host goes on. */
 START_TEST(L1_waits_order_streams) {
     cudaStream_t stream, slow, other;
     cudaEvent_t open;
@@ -129,8 +129,7 @@ START_TEST(Y1_barrier_waits_for_works) {
 END_TEST
 
 /* W1, W2, W3, W9, D3, D4, E5, G6, U2: messages of pairs, a ring in a batch; what has a tag goes by
- * stage.
- */
+ * stage. F6: a pair's communicator is no split of the group's, which is there already. */
 START_TEST(W1_messages) {
     int size = th_size(), next = (th_rank() + 1) % size, before = (th_rank() + size - 1) % size;
     dtr_buffer out = filled(N, (float)th_rank()), in = device_f32(N);
@@ -387,7 +386,7 @@ START_TEST(FI32_asynchronous_error) {
 }
 END_TEST
 
-/* K7, reliability:FI35: a rank's kernel hangs; the limit ends it on all ranks. */
+/* K7, K8, reliability:FI35: a rank's kernel hangs; the limit of the call ends it on all ranks. */
 START_TEST(FI35_hanging_kernel) {
     fail_on_last("DTR_FAKE_NCCL_HANG_RANK", 0.5, DTR_ERR_TIMEOUT, "allreduce");
 }

@@ -38,7 +38,7 @@ static int splits(void) {
 }
 
 /* nccl:C10, nccl:C12, nccl:D13, nccl:B10, nccl:D21, groups:INI15, reliability:N14: the communicator
- * is there before the first collective. */
+ * is there before the first collective. nccl:C1: a group without a device made none. */
 START_TEST(C10_connect) {
     int many = th_size() > 1;
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -195,8 +195,8 @@ START_TEST(R5_drain_and_numbers) {
 }
 END_TEST
 
-/* nccl:V2, nccl:V6, nccl:D6, nccl:L1, collectives:COA1, COA14: one native group, after the
- * communicator; the streams wait for all of it. */
+/* nccl:V2, nccl:V3, nccl:V6, nccl:D6, nccl:L1, collectives:COA1, COA14: one native group, after the
+ * communicator; the streams wait for all of it, and nobody before its end. */
 START_TEST(V6_one_native_group) {
     int many = th_size() > 1;
     dtr_group *g = make(NULL);
@@ -289,8 +289,8 @@ START_TEST(V11_mixed) {
 }
 END_TEST
 
-/* nccl:V8, nccl:B4, collectives:COA12, COA16, COA18: a bad call ends the scope and nothing starts;
- * the group is fine. */
+/* nccl:V3, nccl:V8, nccl:B4, collectives:COA12, COA16, COA18: calls are checked where they are
+ * made; a bad one ends the scope and nothing starts; the group is fine. */
 START_TEST(V8_bad_call) {
     cudaStream_t stream;
     dtr_group *g = th_group();

@@ -181,7 +181,7 @@ START_TEST(S2_status_line) {
 }
 END_TEST
 
-/* ---- S8: what broke a group is in the log once per rank, in full on one of a node ---- */
+/* ---- S8, nccl:K6: what broke a group is logged once per rank, in full on one of a node ---- */
 
 START_TEST(S8_errors_are_logged_once) {
     dtr_world *w = WORLD("DTR_LOG", "error", "DTR_WATCHDOG_MS", "10");

@@ -242,7 +242,8 @@ static void refused(args *a, const fault *f, const char *with) {
 
 /* HR8, section 5 of the catalogue (B1, B2, B5, C5, R1-R5, A1-A6, D1, D2, SC1-SC11, GA1-GA11, P1,
  * P2): each fault alone, on all ranks and on one rank only; the group stays usable. CHK1, CHK5,
- * CHK6, CHK14, COL47, ENU15: buffers, dtypes, ranges, devices, flags. */
+ * CHK6, CHK14, COL47, ENU15: buffers, dtypes, ranges, devices, flags. nccl:A1, nccl:A18, nccl:B7,
+ * nccl:B8, nccl:B12. */
 START_TEST(single_faults) {
     for (int only_last = 0; only_last < 2; only_last++) {
         memset(in_mem, 0x11, sizeof in_mem);
@@ -335,7 +336,7 @@ START_TEST(complex_is_not_real) {
 }
 END_TEST
 
-/* ENU8, ENU9: the predicate and the calls agree for all pairs. */
+/* ENU8, ENU9, nccl:A7, nccl:A9, nccl:A18: the predicate and the calls agree for all pairs. */
 START_TEST(op_table) {
     static const char *const legal_ops[14] = {
         /* SUM AVG PROD MIN MAX BAND BOR BXOR PREMUL */
@@ -405,7 +406,7 @@ START_TEST(option_sizes) {
 }
 END_TEST
 
-/* COL40: each allowed form of overlap, and the same by one element off. */
+/* COL40, nccl:B12: each allowed form of overlap, and the same by one element off. */
 static void overlap(dtr_status (*run)(float *base, int shift), int allowed_shift) {
     float base[64];
     for (int k = 0; k < 64; k++) {
@@ -485,7 +486,7 @@ START_TEST(sums_overflow) {
 }
 END_TEST
 
-/* CHK2: arrays are copied at the call. */
+/* CHK2, nccl:B7: arrays are copied at the call. */
 START_TEST(arrays_are_copied) {
     int n = th_size();
     int32_t x[2] = { th_rank(), th_rank() }, y[128] = { 0 };

@@ -225,7 +225,7 @@ START_TEST(DBG6_every_field) {
 }
 END_TEST
 
-/* A rank that skips a collective meets the others in their next one. */
+/* A rank that skips a collective meets the others in their next one (nccl:AD8, on the host). */
 START_TEST(DBG6_skipped_call) {
     shape first = { ALLREDUCE, 4, DTR_F32, DTR_SUM, 0 }, second = { BROADCAST, 4, DTR_F32, 0, 0 };
     for (int p = 0; p < PLACES; p++) {

@@ -176,7 +176,7 @@ START_TEST(BAR4_subgroups_alone) {
 }
 END_TEST
 
-/* ENU7: the numbers, and each operator on i32 against a loop. */
+/* ENU7, nccl:A1: the numbers, and each operator on i32 against a loop. */
 static int32_t serial(dtr_op op, int32_t a, int32_t b) {
     switch (op) {
     case DTR_PROD:

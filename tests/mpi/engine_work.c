@@ -57,7 +57,7 @@ START_TEST(not_a_member) {
 }
 END_TEST
 
-/* WRK16: the NULL work. */
+/* WRK16, nccl:L9: the NULL work. */
 START_TEST(null_work) {
     bool done = false;
     TH_IS(dtr_work_wait(NULL, -1), DTR_OK);
@@ -193,7 +193,7 @@ static void count(dtr_work *w, dtr_status s, void *arg) {
     }
 }
 
-/* WRK14: 1000 works, one call each, with several registrations on the first. */
+/* WRK14, nccl:R1: 1000 works, one call each, with several registrations on the first. */
 START_TEST(callbacks_once) {
     enum { N = 1000 };
     static int32_t x[N];
@@ -243,7 +243,7 @@ static void start_inside(dtr_work *w, dtr_status s, void *arg) {
     atomic_fetch_add(&c->n, 1);
 }
 
-/* WRK14, T130: a blocking call inside is DTR_ERR_STATE, an asynchronous one is legal. */
+/* WRK14, T130, nccl:R1: a blocking call inside is DTR_ERR_STATE, an asynchronous one is legal. */
 START_TEST(callbacks_and_calls) {
     int32_t x = 1;
     dtr_work *w;
@@ -362,7 +362,7 @@ START_TEST(wait_replaces_the_limit) {
 }
 END_TEST
 
-/* DL3: an operation nobody waits for has its limit too (where there is a progress thread). */
+/* DL3, nccl:K3: what nobody waits for has its limit too (where there is a progress thread). */
 START_TEST(limit_without_waiter) {
     int32_t y = 0;
     dtr_work *w;
@@ -416,9 +416,8 @@ static void *abort_soon(void *arg) {
     return NULL;
 }
 
-/* DES12, Y2 on this rank: from a second thread while all wait; waiting, pending and later
- * calls agree.
- */
+/* DES12, Y2 on this rank, nccl:K3, nccl:K6: from a second thread while all wait; waiting, pending
+ * and later calls agree, and the first reason stays. */
 START_TEST(abort_releases_waiters) {
     int32_t x = 1, y = 0;
     dtr_work *pending, *queued;
@@ -448,8 +447,8 @@ END_TEST
 
 /* ---- independence ---- */
 
-/* WRK18: group A waits for ranks that do not come, B finishes; works complete while callers sleep.
- */
+/* WRK18, nccl:R1: group A waits for ranks that do not come, B finishes; works complete, and call
+ * back, while callers sleep. */
 START_TEST(groups_are_independent) {
     dtr_group *b = dtr_world_group(th_world());
     int32_t x = 1, y = 0, z = 1;

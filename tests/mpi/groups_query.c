@@ -29,7 +29,7 @@ START_TEST(GRP5_sizes) {
 }
 END_TEST
 
-/* {3,1}: list order is rank order (GRP4, GRP6, GRP7, GRP8, GRP10, NEW3, NEW4, ENU10). */
+/* {3,1}: list order is rank order (GRP4, GRP6, GRP7, GRP8, GRP10, NEW3, NEW4, ENU10, nccl:C6). */
 START_TEST(GRP6_list_order_is_rank_order) {
     int me = th_rank();
     dtr_group *g = made(LIST(3, 1), NULL);

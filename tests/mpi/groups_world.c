@@ -21,6 +21,7 @@ static void good(dtr_world *w) {
     TH_CHECK(out == dtr_world_size(w), "%lld of %d", (long long)out, dtr_world_size(w));
 }
 
+/* INI2, nccl:C7: they do not mix. */
 START_TEST(INI2_two_worlds) {
     for (int first = 0; first < 2; first++) {
         dtr_world *w[2] = { world_on(MPI_COMM_WORLD, NULL), world_on(MPI_COMM_WORLD, NULL) };
@@ -57,7 +58,8 @@ START_TEST(INI3_cycles_under_the_callers_mpi) {
 }
 END_TEST
 
-/* INI6: ranks of the communicator become world ranks; INI27: it may be freed at once. */
+/* INI6, nccl:C7: ranks of the communicator become world ranks, beside a world with others; INI27:
+ * it may be freed at once. */
 START_TEST(INI6_reversed_communicator) {
     MPI_Comm reversed;
     MPI_Comm_split(MPI_COMM_WORLD, 0, -th_rank(), &reversed);
@@ -172,7 +174,7 @@ START_TEST(ENV12_world_options_are_inherited) {
 }
 END_TEST
 
-/* The innermost of call, group and world decides when a missing peer is given up (ENV8). */
+/* The innermost of call, group and world decides when a peer is given up (ENV8, nccl:K8). */
 START_TEST(ENV8_innermost_limit) {
     const double limits[3][3] = { { 0.4, 0, 0 }, { 600, 0.3, 0 }, { 600, 600, 0.2 } };
     for (int i = 0; i < 3; i++) {

@@ -1,7 +1,8 @@
 /* Every collective x dtype x operator with exact data (T120), sizes (T121), alignment (T122), in
  * place (T125), empty buffers (T05): blocking and asynchronous, default and node-shared memory
  * (HR12). With DTR_TEST_DEVICE=cuda the buffers lie on a device and are written by copies on a
- * stream that are under way when the call comes (nccl:J2, nccl:ST1, nccl:ST2, nccl:ST6). */
+ * stream that are under way when the call comes, and read by copies on it as soon as the wait is
+ * over (nccl:G4, nccl:J2, nccl:ST1, nccl:ST2, nccl:ST3, nccl:ST6). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -323,8 +324,8 @@ static void run_forms(variant v) {
     }
 }
 
-/* T120, T23, T36: reducing calls, every legal pair; illegal ones give DTR_ERR_DTYPE alike on all
- * ranks. */
+/* T120, T23, T36, nccl:A1, nccl:A7, nccl:A9: reducing calls, every legal pair; illegal ones give
+ * DTR_ERR_DTYPE alike on all ranks. */
 START_TEST(every_dtype_and_op) {
     for (size_t d = 0; d < 14; d++) {
         for (size_t o = 0; o < 9; o++) {

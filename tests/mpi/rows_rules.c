@@ -165,7 +165,7 @@ static dtr_status bad_call(dtr_group *g, int k, const char **word) {
     }
 }
 
-/* CHK11: one place above the backends, so that all say the same. */
+/* CHK11, nccl:B7: one place above the backends, so that all say the same. */
 START_TEST(CHK11_COL12_COL25_COL29_COL30_counts) {
     static const char *const backends[] = { "cpu:mpi", "cpu:shm", "cpu:hier", "cpu:self" };
     static char said[BAD][512];
@@ -199,7 +199,7 @@ START_TEST(CHK11_COL12_COL25_COL29_COL30_counts) {
 }
 END_TEST
 
-/* COL9, CHK14, C5: both buffers of a call on one device, which the group must serve. */
+/* COL9, CHK14, C5, nccl:B12: both buffers of a call on one device, which the group must serve. */
 START_TEST(COL9_CHK14_devices) {
     float x = 1, y = 2;
     dtr_buffer host = f32s(&x, 1), cuda = f32s(&y, 1), beyond = f32s(&y, 1);
@@ -292,7 +292,7 @@ static void limited(dtr_group *g, double own_s, double want_s) {
     TH_AGREE();
 }
 
-/* ENU15: the label is copied. T06: limits of call and group, read from the recorder. */
+/* ENU15: the label is copied. T06, nccl:K8: limits of call and group, read from the recorder. */
 START_TEST(ENU15_T06_labels_and_limits) {
     dtr_group *g[2] = { NULL, NULL };
     const double limits[2] = { 50, 230 };
