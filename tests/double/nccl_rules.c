@@ -180,7 +180,7 @@ static int threads(void) {
     return n;
 }
 
-/* AD11, reliability:N1: groups have no threads of their own, so one watchdog serves all. */
+/* AD11, and of reliability:N1 that one watchdog serves all: groups have no threads of their own. */
 START_TEST(AD11_no_threads_of_groups) {
     enum { GROUPS = 10 };
     dtr_group *g[GROUPS];
@@ -223,8 +223,8 @@ START_TEST(D21_D22_what_is_asked_and_said) {
 }
 END_TEST
 
-/* G3, groups:ENV5, reliability:T19: the limit of setting up is not that of operations, which is far
- * away here. */
+/* G3, reliability:T19, and of groups:ENV5 the limit, not what is refused: the limit of setting up
+ * is not that of operations, which is far away here. */
 START_TEST(G3_limit_of_setting_up) {
     dtr_world *w = NULL;
     dtr_group *g = NULL;

@@ -19,7 +19,8 @@ dtr_add_mpi_run(groups_life_environment TARGET test_groups_life NPROCS 2 ARGS en
   DTR_TIMEOUT=250 DTR_BACKEND=CPU:mpi DTR_DEBGU=detail MASTER_ADDR=nowhere MASTER_PORT=x RANK=77 WORLD_SIZE=-3 LOCAL_RANK=9)
 add_test(NAME groups_life_alone COMMAND test_groups_life library)
 set_tests_properties(groups_life_alone PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
-# reliability:CP7: limits, aborts and refusals reach all ranks at the lower thread levels of the caller's MPI too.
+# Of reliability:CP7, within a node: limits, aborts and refusals reach all ranks at the lower thread levels of the caller's
+# MPI too.
 foreach(level single funneled serialized)
   dtr_add_mpi_run(groups_agree_${level} TARGET test_groups_agree NPROCS 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=${level})
   dtr_add_mpi_run(groups_destroy_${level} TARGET test_groups_destroy NPROCS 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=${level})

@@ -16,7 +16,7 @@ static void good(dtr_group *g) {
 
 /* ---- handles ---- */
 
-/* reliability:N16: operations of what has ended are refused. */
+/* Of reliability:N16: operations of what has ended are refused. */
 START_TEST(DES4_destroyed_handles) {
     dtr_group *g = made(NULL, th_size(), NULL), *h = UNTOUCHED;
     float x = 1;

@@ -1,5 +1,5 @@
 /* What a world says about itself while it runs and at its end: who came last, dumps on request
- * (reliability: N4, O7, O12, O13, O14, T16, T21). */
+ * (reliability: O7, O12, O13, O14, T16, T21; of N4 requests for dumps). */
 #include <glob.h>
 #include <signal.h>
 #include <stdatomic.h>
