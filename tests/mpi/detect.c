@@ -1,6 +1,6 @@
 /* What ranks say while an operation hangs, and what settings add to the recordings (reliability:
- * DL5, N8, S2, S8, P3, Q7, T4, T6, T12, T22, T26, T29, FI28; tests: FT8). No test here depends on
- * how long anything takes: lines that must come are waited for. */
+ * DL5, DL6, N8, O15, S2, S8, P3, Q7, T4, T6, T12, T22, T26, T29, FI28; tests: FT8). No test here
+ * depends on how long anything takes: lines that must come are waited for. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <glob.h>
@@ -404,6 +404,52 @@ START_TEST(FT8_no_room_for_dumps) {
 }
 END_TEST
 
+/* ---- O15: what breaks in one world is no matter of another ---- */
+
+START_TEST(O15_worlds_dump_apart) {
+    make_folder();
+    dtr_world *w[2];
+    for (int i = 0; i < 2; i++) {
+        w[i] = WORLD("DTR_RECORDER_DIR", folder, "DTR_WATCHDOG_MS", "10");
+    }
+    float x[2] = { 1, 1 };
+    dtr_buffer one = dtr_cpu(x, 1, DTR_F32), odd = dtr_cpu(x, is_last() ? 2 : 1, DTR_F32);
+    TH_IS(dtr_allreduce(dtr_world_group(w[1]), odd, odd, DTR_SUM, NULL, NULL), DTR_ERR_MISMATCH);
+    while (atomic_load(&dtr__recorder_header(w[1])->dumps) == 0) {
+        th_sleep(0.001);
+    }
+    await_rounds(w[0]);
+    TH_CHECK(atomic_load(&dtr__recorder_header(w[0])->dumps) == 0, "the other world dumped");
+    TH_IS(dtr_allreduce(dtr_world_group(w[0]), one, one, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_IS(dtr_world_destroy(w[1]), DTR_OK);
+    TH_IS(dtr_world_destroy(w[0]), DTR_OK);
+    th_barrier();
+    remove_folder();
+    TH_AGREE();
+}
+END_TEST
+
+/* ---- DL6: the host waits under a limit of its own, which then is the operation's ---- */
+
+START_TEST(DL6_limit_of_a_wait) {
+    dtr_group *g = NULL;
+    dtr_work *work = NULL;
+    TH_IS(dtr_group_split(th_group(), 0, th_rank(), NULL, &g), DTR_OK);
+    if (!is_last()) {
+        TH_IS(dtr_barrier(g, NULL, &work), DTR_OK);
+        TH_IS(dtr_work_synchronize(work, 0), DTR_IN_PROGRESS);
+        TH_IS(dtr_work_synchronize(work, 0.02), DTR_ERR_TIMEOUT);
+        TH_MESSAGE(" did not finish within 0.02 s");
+        TH_IS(dtr_work_synchronize(work, -1), DTR_ERR_TIMEOUT);
+        TH_IS(dtr_work_release(work), DTR_OK);
+    }
+    th_barrier();
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_TIMEOUT);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 /* ---- FI28, T6: one rank's input is NaN; the others have a line in the log ---- */
 
 /* One allreduce to which the last rank gives NaN. */
@@ -486,6 +532,8 @@ static void make(Suite *s) {
     th_add(tc, Q7_outputs_that_differ_are_named, 2, 0);
     th_add(tc, Q7_every_bit_counts, 1, 0);
     th_add(tc, FT8_no_room_for_dumps, 2, 0);
+    th_add(tc, O15_worlds_dump_apart, 2, 0);
+    th_add(tc, DL6_limit_of_a_wait, 2, 0);
     th_add(tc, FI28_peers_are_told_of_a_nan, 2, 0);
     th_add(tc, W6_nan_in_a_message, 2, 0);
 }
