@@ -115,23 +115,19 @@ void dtr__group_accuse(dtr_group *g, dtr_status s, dtr__queue *called) {
 
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     dtr__verdict mine;
-    if (atomic_load(&g->status) != DTR_OK) {
-        return;
-    }
-    if (!accuse(g, s, &mine)) {
-        dtr__group_release_all(g, s, called);
-        return;
-    }
-    dtr__backoff backoff = { 0 };
-    /* Settled earlier, unless so many groups break that others took its place. */
-    const int64_t overdue_ns = dtr__now_ns() + 3 * dtr__verdict_patience(g->world);
-    for (dtr__group_settle(g, called); atomic_load(&g->status) == DTR_OK;
-         dtr__group_settle(g, called)) {
-        if (dtr__now_ns() > overdue_ns) {
-            dtr__verdict_execute(g, &mine, called);
-            return;
+    if (atomic_load(&g->status) == DTR_OK && accuse(g, s, &mine)) {
+        dtr__backoff backoff = { 0 };
+        /* Settled earlier, unless so many groups break that others took its place. */
+        const int64_t overdue_ns = dtr__now_ns() + 3 * dtr__verdict_patience(g->world);
+        for (dtr__group_settle(g, called); atomic_load(&g->status) == DTR_OK;
+             dtr__group_settle(g, called)) {
+            if (dtr__now_ns() > overdue_ns) {
+                dtr__verdict_execute(g, &mine, called);
+            }
+            dtr__progress_rest(g->world);
+            dtr__backoff_pause(NULL, &backoff);
         }
-        dtr__progress_rest(g->world);
-        dtr__backoff_pause(NULL, &backoff);
     }
+    /* Another thread that breaks it may still be ending its works: wait for that. */
+    dtr__group_release_all(g, s, called);
 }
