@@ -159,7 +159,7 @@ static void scatter(const tree *t) {
     const dtr__mpi_build *b = t->b;
     const char *in = b->call->in;
     char *stage = t->n_children > 0 ? dtr__mpi_stage(b->s, t->n * t->block) : b->call->out;
-    if (stage == NULL) {
+    if (b->s->no_memory) { /* not when stage is NULL: nothing is a message too */
         return;
     }
     if (t->parent >= 0) {
@@ -233,7 +233,7 @@ static void sum_blocks(const tree *t, const char *stage) {
 
 static void gather(const tree *t) {
     const char *stage = collect(t);
-    if (stage == NULL && t->block != 0) {
+    if (t->b->s->no_memory) {
         return;
     }
     if (t->parent >= 0) {

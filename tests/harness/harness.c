@@ -13,6 +13,7 @@
 
 #include <dtr/mpi.h>
 
+#include "coll_internal.h"
 #include "watchdog.h"
 
 enum { MESSAGE = 512, MAX_TESTS = 512, LOG_LINES = 4096 };
@@ -233,10 +234,22 @@ static void setup(void) {
     th_barrier();
 }
 
+/* Whoever sends what nobody receives makes later messages of that rank look as if one was lost. */
+static void check_nothing_left(void) {
+    int there = 0;
+    MPI_Status left = { .MPI_SOURCE = -1, .MPI_TAG = -1 };
+    if (th.level == MPI_THREAD_MULTIPLE && th.size > 1) {
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, th.group->comm, &there, &left);
+    }
+    TH_CHECK(!there, "a message of rank %d with tag %d was never received", left.MPI_SOURCE,
+             left.MPI_TAG);
+}
+
 static void teardown(void) {
     TH_CHECK(!th.failed_here, "a check was noted but never agreed: %s", th.message);
     th_barrier();
     if (dtr_group_status(th.group) == DTR_OK) {
+        check_nothing_left();
         TH_IS(dtr_group_destroy(th.group), DTR_OK);
     } else {
         dtr_group_destroy(th.group);
