@@ -317,6 +317,8 @@ struct dtr_group {
     _Atomic int status;                    /* DTR_OK or what broke it; the first wins */
     dtr__error_copy *error;                /* set before status */
     _Atomic(dtr__error_copy *) accusation; /* what this rank says broke it, NULL: nothing yet */
+    _Atomic int accused;                   /* with which status; before accused_ns */
+    _Atomic int64_t accused_ns;            /* when it had said so, 0: not yet */
     _Atomic int lost;     /* world rank + 1 of the member whose death broke it, 0: none */
     _Atomic int nan_told; /* they know that this rank gave NaN */
     _Atomic int told;     /* the other members know that it is broken, or told us */

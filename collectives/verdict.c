@@ -8,6 +8,14 @@
 #include "engine.h"
 #include "notice.h"
 
+static bool is_far(const dtr_group *g) {
+    bool far = false;
+    for (int i = 0; i < g->size; i++) {
+        far = far || g->world->node_of[g->world_ranks[i]] != g->world->node;
+    }
+    return far;
+}
+
 void dtr__verdict_say(const dtr_group *g, dtr_status s, dtr__verdict *v) {
     dtr_error e = DTR_ERROR_INIT;
     dtr_last_error(&e);
@@ -20,9 +28,7 @@ void dtr__verdict_say(const dtr_group *g, dtr_status s, dtr__verdict *v) {
     if ((size_t)snprintf(v->text, sizeof v->text, "%s", e.message) >= sizeof v->text) {
         memcpy(v->text + sizeof v->text - 5, " ...", 5);
     }
-    for (int i = 0; i < g->size; i++) {
-        v->far |= g->world->node_of[g->world_ranks[i]] != g->world->node;
-    }
+    v->far = is_far(g);
 }
 
 dtr_status dtr__verdict_take(const dtr_group *g, const dtr__verdict *v) {
@@ -79,10 +85,26 @@ void dtr__verdict_execute(dtr_group *g, const dtr__verdict *v, dtr__queue *calle
     put_back(before);
 }
 
+/* What this rank has said does not count any more: so many groups break that others took its place.
+ */
+static bool is_lost(const dtr_group *g) {
+    const int64_t since = atomic_load(&g->accused_ns);
+    if (since == 0) {
+        return false;
+    }
+    return (!is_far(g) && !dtr__verdict_is_put(g->world, g->uid)) ||
+           dtr__now_ns() - since >= 3 * dtr__verdict_patience(g->world);
+}
+
 void dtr__group_settle(dtr_group *g, dtr__queue *called) {
     dtr__verdict v;
     if (dtr__verdict_settled(g->world, g->uid, g->world_ranks, g->size, &v)) {
         dtr__verdict_execute(g, &v, called);
+    } else if (atomic_load(&g->status) == DTR_OK && is_lost(g)) {
+        kept before = keep_last();
+        dtr_status s = (dtr_status)atomic_load(&g->accused);
+        dtr__group_release_all(g, dtr__error_restore(atomic_load(&g->accusation), s), called);
+        put_back(before);
     }
 }
 
@@ -98,7 +120,10 @@ static bool accuse(dtr_group *g, dtr_status s, dtr__verdict *mine) {
         dtr__error_copy_free(copy);
         return true;
     }
-    return dtr__verdict_put(g->world, mine);
+    (void)dtr__verdict_put(g->world, mine);
+    atomic_store(&g->accused, (int)s);
+    atomic_store(&g->accused_ns, dtr__now_ns());
+    return true;
 }
 
 void dtr__group_accuse(dtr_group *g, dtr_status s, dtr__queue *called) {
@@ -117,13 +142,8 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     dtr__verdict mine;
     if (atomic_load(&g->status) == DTR_OK && accuse(g, s, &mine)) {
         dtr__backoff backoff = { 0 };
-        /* Settled earlier, unless so many groups break that others took its place. */
-        const int64_t overdue_ns = dtr__now_ns() + 3 * dtr__verdict_patience(g->world);
         for (dtr__group_settle(g, called); atomic_load(&g->status) == DTR_OK;
              dtr__group_settle(g, called)) {
-            if (dtr__now_ns() > overdue_ns) {
-                dtr__verdict_execute(g, &mine, called);
-            }
             dtr__progress_rest(g->world);
             dtr__backoff_pause(NULL, &backoff);
         }

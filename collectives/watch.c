@@ -230,7 +230,7 @@ void dtr__watch_round(dtr_world *world) {
     int64_t now = dtr__now_ns();
     for (dtr_group *g = gs->first; g != NULL; g = g->next) {
         if (g->size > 1 && atomic_load(&g->status) == DTR_OK &&
-            dtr__verdict_is_put(world, g->uid)) {
+            (dtr__verdict_is_put(world, g->uid) || atomic_load(&g->accused_ns) != 0)) {
             dtr__group_settle(g, &called);
         } else if (g->size > 1 && atomic_load(&g->status) == DTR_OK) {
             look_for_odd(g, now, &called);

@@ -23,11 +23,15 @@ typedef struct table {
     /* Local rank 0's serve the node: tag of a group, local rank + 1 of whose account counts. */
     _Atomic uint64_t first[DTR__VERDICTS];
     entry own[DTR__VERDICTS]; /* this rank's accounts; dtr__verdicts.lock */
-    /* What its watchdog has heard: the weightiest account for a group, and a bit per node. */
-    _Atomic uint64_t heard_uid[DTR__VERDICTS];
+} table;
+
+/* Behind it where there are several nodes: what the rank's watchdog has heard, the weightiest
+ * account for a group and a bit per node. */
+typedef struct far {
+    _Atomic uint64_t uid[DTR__VERDICTS];
     entry heard[DTR__VERDICTS];
     _Atomic uint64_t nodes[]; /* [DTR__VERDICTS][node_words] */
-} table;
+} far;
 
 struct dtr__verdicts {
     pthread_mutex_t lock;        /* own accounts, which any thread may write */
@@ -125,8 +129,12 @@ bool dtr__verdict_put(dtr_world *world, const dtr__verdict *v) {
 
 /* ---- between nodes ---- */
 
-static _Atomic uint64_t *bits(const dtr__verdicts *vs, table *t, int k) {
-    return &t->nodes[(size_t)k * (size_t)vs->node_words];
+static far *far_of(const dtr__verdicts *vs, int local_rank) {
+    return (far *)(vs->table[local_rank] + 1);
+}
+
+static _Atomic uint64_t *bits(const dtr__verdicts *vs, far *f, int k) {
+    return &f->nodes[(size_t)k * (size_t)vs->node_words];
 }
 
 uint64_t dtr__verdict_to_tell(const dtr_world *world, int k, dtr__verdict *out) {
@@ -137,22 +145,22 @@ uint64_t dtr__verdict_to_tell(const dtr_world *world, int k, dtr__verdict *out) 
 
 void dtr__verdict_heard(dtr_world *world, int node, const dtr__verdict *v) {
     dtr__verdicts *vs = world->verdicts;
-    if (vs == NULL) {
+    if (vs == NULL || world->node_count == 1) {
         return;
     }
     int k = place(v->uid);
-    table *t = vs->table[world->local_rank];
-    _Atomic uint64_t *said = bits(vs, t, k);
+    far *f = far_of(vs, world->local_rank);
+    _Atomic uint64_t *said = bits(vs, f, k);
     dtr__verdict before;
-    if (atomic_load(&t->heard_uid[k]) != v->uid) {
-        atomic_store(&t->heard_uid[k], 0);
+    if (atomic_load(&f->uid[k]) != v->uid) {
+        atomic_store(&f->uid[k], 0);
         for (int i = 0; i < vs->node_words; i++) {
             atomic_store(&said[i], 0);
         }
-        put(&t->heard[k], v);
-        atomic_store(&t->heard_uid[k], v->uid);
-    } else if (get(&t->heard[k], &before) && outweighs(v, &before)) {
-        put(&t->heard[k], v);
+        put(&f->heard[k], v);
+        atomic_store(&f->uid[k], v->uid);
+    } else if (get(&f->heard[k], &before) && outweighs(v, &before)) {
+        put(&f->heard[k], v);
     }
     atomic_fetch_or(&said[node / 64], UINT64_C(1) << node % 64);
     (void)dtr__verdict_put(world, v); /* it is this node's too, unless there is one */
@@ -163,16 +171,16 @@ static void gather(const dtr_world *world, uint64_t uid, uint64_t *nodes, dtr__v
     const dtr__verdicts *vs = world->verdicts;
     int k = place(uid);
     for (int i = 0; i < world->local_size; i++) {
-        table *t = vs->table[i];
+        far *f = far_of(vs, i);
         dtr__verdict v;
         uint64_t said[vs->node_words];
-        if (atomic_load(&t->heard_uid[k]) != uid) {
+        if (atomic_load(&f->uid[k]) != uid) {
             continue;
         }
         for (int j = 0; j < vs->node_words; j++) {
-            said[j] = atomic_load(&bits(vs, t, k)[j]);
+            said[j] = atomic_load(&bits(vs, f, k)[j]);
         }
-        if (!get(&t->heard[k], &v) || v.uid != uid) {
+        if (!get(&f->heard[k], &v) || v.uid != uid) {
             continue;
         }
         for (int j = 0; j < vs->node_words; j++) {
@@ -212,7 +220,10 @@ dtr_status dtr__verdicts_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world };
     size_t local = (size_t)world->local_size;
     int node_words = (world->node_count + 63) / 64;
-    size_t nbytes = sizeof(table) + sizeof(uint64_t) * DTR__VERDICTS * (size_t)node_words;
+    size_t nbytes = sizeof(table);
+    if (world->node_count > 1) {
+        nbytes += sizeof(far) + sizeof(uint64_t) * DTR__VERDICTS * (size_t)node_words;
+    }
     dtr__verdicts *vs = calloc(1, sizeof *vs + local * sizeof vs->table[0]);
     void *each[world->local_size];
     int code = MPI_SUCCESS;

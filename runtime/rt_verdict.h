@@ -41,7 +41,7 @@ bool dtr__verdict_settled(const dtr_world *world, uint64_t uid, const int *world
                           dtr__verdict *out);
 
 /* ---- for the control plane, on the watchdog thread ---- */
-enum { DTR__VERDICTS = 16 }; /* groups at a time; later ones take the place of earlier ones */
+enum { DTR__VERDICTS = 8 }; /* groups at a time; later ones take the place of earlier ones */
 /* The node's k-th for other nodes; 0: none, else a number that changes with it. */
 uint64_t dtr__verdict_to_tell(const dtr_world *world, int k, dtr__verdict *out);
 /* What another node says of a group with members here. */

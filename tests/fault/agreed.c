@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "coll_internal.h"
+#include "engine.h"
 #include "rt_control.h"
 #include "rt_verdict.h"
 #include "table.h"
+#include "verdict.h"
 
 static int victim(void) {
     return th_size() > 2 ? 2 : 1;
@@ -350,6 +352,61 @@ START_TEST(CP5_EA6_all_name_the_same_cause) {
 }
 END_TEST
 
+/* Takes places of verdicts away as fast as it can. */
+typedef struct thief {
+    uint64_t uid;
+    atomic_bool stop;
+} thief;
+
+static void *steal(void *arg) {
+    thief *t = arg;
+    dtr__verdict v = { .status = DTR_ERR_ABORTED };
+    for (uint64_t n = 0; !atomic_load(&t->stop); n++) {
+        v.uid = t->uid + n % (64 * DTR__VERDICTS); /* of no group */
+        (void)dtr__verdict_put(th_world(), &v);
+    }
+    return NULL;
+}
+
+/* CP5: a group whose place others have taken ends all the same, found by whom it may be. */
+START_TEST(CP5_more_groups_than_places) {
+    enum { GROUPS = 12 };
+    dtr_group *g[GROUPS];
+    thief t = { .uid = (uint64_t)(th_size() + 2) << 40 };
+    dtr__error_context ctx = { .world = th_world(), .operation = "test" };
+    pthread_t thread;
+    for (int i = 0; i < GROUPS; i++) {
+        TH_IS(dtr_group_split(dtr_world_group(th_world()), 0, 0, NULL, &g[i]), DTR_OK);
+    }
+    pthread_create(&thread, NULL, steal, &t);
+    for (int i = 0; i < GROUPS; i++) {
+        dtr__queue called = { NULL, NULL };
+        dtr_status s = DTR_FAIL(&ctx, DTR_ERR_TIMEOUT, "what rank %d has found", th_rank());
+        if (i % 2 == 0) {
+            dtr__group_break(g[i], s);
+        } else { /* as the watchdog does, which does not wait */
+            dtr__group_accuse(g[i], s, &called);
+            dtr__callbacks_run(&called);
+        }
+    }
+    for (int i = 0; i < GROUPS; i++) {
+        dtr_status s;
+        do { /* until it is broken, which takes longer between nodes */
+            s = dtr_barrier(g[i], NULL, NULL);
+        } while (s == DTR_OK);
+        TH_IS(s, DTR_ERR_TIMEOUT);
+        TH_MESSAGE("what rank ");
+    }
+    atomic_store(&t.stop, true);
+    pthread_join(thread, NULL);
+    th_barrier();
+    for (int i = 0; i < GROUPS; i++) {
+        TH_IS(dtr_group_destroy(g[i]), DTR_OK);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* What two nodes have found, and whose counts. */
 static void settle(uint64_t uid, dtr_status here, int here_by, dtr_status there, int there_by,
                    int want) {
@@ -409,6 +466,7 @@ static void make(Suite *s) {
     th_add(tc, FI17_another_thread_aborts, 2, 0);
     tc = th_case(s, "causes", 110);
     th_add(tc, CP5_EA6_all_name_the_same_cause, 2, 0);
+    th_add(tc, CP5_more_groups_than_places, 2, 0);
     th_add(tc, CP5_which_cause_counts, 2, 0);
 }
 
