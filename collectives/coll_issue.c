@@ -24,7 +24,7 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
                         .state = DTR__REC_ISSUED,
                         .dtype_op = (uint8_t)((unsigned)c->dtype | (unsigned)c->op << 4),
                         .root_or_peer = c->root,
-                        .tag = c->tag,
+                        .tag = c->n_batch > 0 ? (int32_t)c->n_batch : c->tag,
                         .count_in = c->in_count,
                         .count_out = c->out_count,
                         .nbytes = (c->in_count > c->out_count ? c->in_count : c->out_count) *

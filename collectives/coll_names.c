@@ -84,25 +84,23 @@ dtr__error_context dtr__work_context(const dtr_work *w) {
 
 /* Appends to text[*at], never past cap. */
 static void DTR_PRINTF(4, 5) add(char *text, size_t cap, size_t *at, const char *fmt, ...) {
-    if (*at + 1 >= cap) {
-        return;
-    }
     va_list args;
     va_start(args, fmt);
-    int n = vsnprintf(text + *at, cap - *at, fmt, args);
+    int n = *at + 1 < cap ? vsnprintf(text + *at, cap - *at, fmt, args) : 0;
     va_end(args);
     *at += n < 0 ? 0 : (size_t)n < cap - *at ? (size_t)n : cap - *at - 1;
 }
 
-static void add_peer(char *text, size_t cap, size_t *at, const dtr__call *c) {
+/* "0->2", as sender and receiver stand; of a receive "2<-0". */
+static void add_ends(char *text, size_t cap, size_t *at, const dtr_work *w) {
+    const dtr__call *c = dtr__call_told(&w->call);
     bool send = c->kind == DTR__K_SEND || c->kind == DTR__K_SEND_BYTES;
-    const char *way = send ? "to" : "from";
+    add(text, cap, at, " %d%s", dtr__rank_told(w->group, w->group->rank), send ? "->" : "<-");
     if (c->root == DTR_ANY_SOURCE) {
-        add(text, cap, at, " %s any rank", way);
+        add(text, cap, at, "any");
     } else {
-        add(text, cap, at, " %s rank %d", way, c->root);
+        add(text, cap, at, "%d", c->root);
     }
-    add(text, cap, at, " tag %d", c->tag);
 }
 
 const char *dtr__work_title(const dtr_work *w, char *text, size_t cap) {
@@ -110,8 +108,11 @@ const char *dtr__work_title(const dtr_work *w, char *text, size_t cap) {
     size_t at = 0;
     text[0] = '\0';
     add(text, cap, &at, "%s #%llu", dtr__kind_name(c->kind), (unsigned long long)w->seq);
+    if (c->tag >= 0) {
+        add_ends(text, cap, &at, w);
+    }
     if (c->kind == DTR__K_BATCH || c->kind == DTR__K_COALESCED || c->kind == DTR__K_COALESCED_P2P) {
-        add(text, cap, &at, " of %zu", c->n_batch);
+        add(text, cap, &at, " (%zu operation%s)", c->n_batch, c->n_batch == 1 ? "" : "s");
     } else if (c->kind != DTR__K_BARRIER) {
         add(text, cap, &at, " %s x %zu", dtr_dtype_name(c->dtype),
             c->in_count > c->out_count ? c->in_count : c->out_count);
@@ -120,7 +121,7 @@ const char *dtr__work_title(const dtr_work *w, char *text, size_t cap) {
         add(text, cap, &at, " %s", dtr__op_name(c->op));
     }
     if (c->tag >= 0) {
-        add_peer(text, cap, &at, c);
+        add(text, cap, &at, " tag %d", c->tag);
     } else if (c->root >= 0) {
         add(text, cap, &at, " root %d", c->root);
     }

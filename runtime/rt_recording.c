@@ -446,6 +446,22 @@ static void DTR_PRINTF(4, 5) add(char *text, size_t cap, size_t *at, const char 
     *at += n < 0 ? 0 : (size_t)n < cap - *at ? (size_t)n : cap - *at - 1;
 }
 
+/* "0->2", as sender and receiver stand; of a receive "2<-0". */
+static void add_ends(char *text, size_t cap, size_t *at, const dtr__record *rec, const char *kind,
+                     const dtr__rec_group *g) {
+    const char *way = strncmp(kind, "send", 4) == 0 ? "->" : "<-";
+    if (g == NULL) {
+        add(text, cap, at, " ?%s", way);
+    } else {
+        add(text, cap, at, " %d%s", g->own_rank, way);
+    }
+    if (rec->root_or_peer < 0) {
+        add(text, cap, at, "any");
+    } else {
+        add(text, cap, at, "%d", rec->root_or_peer);
+    }
+}
+
 const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec, char *text,
                                  size_t cap) {
     const char *kind = rec->kind < DTR__RECORDING_KINDS ? r->head.kind[rec->kind] : "";
@@ -455,6 +471,12 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     text[0] = '\0';
     add(text, cap, &at, "%s #%llu", kind[0] != '\0' ? kind : "operation",
         (unsigned long long)dtr__record_seq(rec));
+    bool many = strncmp(kind, "coalesced", 9) == 0 || strcmp(kind, "batch_p2p") == 0;
+    if (rec->tag >= 0 && many) {
+        add(text, cap, &at, " (%d operation%s)", rec->tag, rec->tag == 1 ? "" : "s");
+    } else if (rec->tag >= 0) {
+        add_ends(text, cap, &at, rec, kind, g);
+    }
     uint64_t count = rec->count_in > rec->count_out ? rec->count_in : rec->count_out;
     if (count > 0) {
         add(text, cap, &at, " %s x %llu", dtr_dtype_name((dtr_dtype)(rec->dtype_op & 15)),
@@ -463,9 +485,8 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     if (strstr(kind, "reduce") != NULL && op[0] != '\0') {
         add(text, cap, &at, " %s", op);
     }
-    if (rec->tag >= 0) {
-        add(text, cap, &at, " %s rank %d tag %d", strncmp(kind, "send", 4) == 0 ? "to" : "from",
-            rec->root_or_peer, rec->tag);
+    if (rec->tag >= 0 && !many) {
+        add(text, cap, &at, " tag %d", rec->tag);
     } else if (rec->root_or_peer >= 0) {
         add(text, cap, &at, " root %d", rec->root_or_peer);
     }

@@ -235,7 +235,7 @@ typedef struct dtr__record {
     uint8_t kind, backend, state, dtype_op; /* dtype in the low, op in the high four bits */
     uint16_t flags;
     int16_t device;
-    int32_t root_or_peer, tag; /* -1: none */
+    int32_t root_or_peer, tag; /* -1: none; of a batch or scope `tag` says of how many operations */
     uint64_t count_in, count_out, nbytes, fingerprint;
     char label[40], site[48]; /* cut with a trailing '~' */
     uint32_t thread;

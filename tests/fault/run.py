@@ -37,7 +37,7 @@ def check(condition, what):
 TITLE = {"small": r"allreduce #21 f32 x 1000 max 'grad\.3' group 'world'",
          "large": r"allreduce #21 f32 x 300000 max 'grad\.3' group 'world'",
          "async": r"allreduce #21 f32 x 300000 max 'grad\.3' group 'world'",
-         "scope": r"coalesced #21 group 'world'",
+         "scope": r"coalesced #21 \(\d operations?\) group 'world'",
          "backward": r"allreduce #\d+ f32 x \d+ avg 'ddp\d+\.bucket0' group 'world\.ddp'"}[way]
 SITE = r"test_fault\+0x" if way == "backward" else r"fault\.c:"
 LAST = r"\w+ #\d+ .* group 'world\.ddp'" if way == "backward" else r"allreduce #20 .*'warm'"
@@ -508,10 +508,10 @@ def stopped():
 
 def no_partner():
     one, other = ("send", "recv") if backend == "mpi" else ("recv", "send")
-    expect(0, "partner", "DTR_ERR_TIMEOUT", r"%s #1 .*tag 7 'halo'" % one, r"called at fault\.c:\d+",
+    ends = r"%s #1 0%s%d f32 x \d+ tag 7 'halo' group 'world'" % (one, "->" if one == "send" else "<-", victim)  # S6
+    expect(0, "partner", "DTR_ERR_TIMEOUT", ends, r"called at fault\.c:\d+",
            r"rank %d \(host \S+, pid \d+\): it is outside the library .*allreduce #20 " % victim)
-    diagnosis(r"rank 0 waited in %s #1 f32 x \d+ \w+ rank %d tag 7 'halo' group 'world', called at fault\.c:\d+, but rank %d "
-              r".* has not posted the matching %s" % (one, victim, victim, other))
+    diagnosis(r"rank 0 waited in %s, called at fault\.c:\d+, but rank %d .* has not posted the matching %s" % (ends, victim, other))
 
 
 def far_dump():

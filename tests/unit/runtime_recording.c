@@ -1,4 +1,4 @@
-/* The flight recorder's file and its reader (reliability: P1, P7, P12, O14, T20, FI24), without
+/* The flight recorder's file and its reader (reliability: P1, P7, P12, O14, S6, T20, FI24), without
  * MPI.
  */
 #include <dirent.h>
@@ -326,6 +326,49 @@ static void add_followers(dtr_world *w) {
 }
 
 /* Damage of every kind must give an answer; sanitizers say whether it was looked up outside. */
+static const char *p2p_kind(int k) {
+    static const char *const kinds[] = { "", "send", "recv", "coalesced" };
+    return kinds[k];
+}
+
+/* reliability:S6: messages say from where to where, batches and scopes of how many operations. */
+START_TEST(S6_titles) {
+    static const int all[] = { 0, 1, 2, 3, 4 };
+    static const struct {
+        dtr__record r;
+        const char *title;
+    } of[] = { { { .kind = 1, .p2p_seq = 4, .root_or_peer = 0, .tag = 7 },
+                 "send #4 2->0 f32 x 3 tag 7 'halo' group 'all'" },
+               { { .kind = 2, .p2p_seq = 5, .root_or_peer = 0, .tag = 7 },
+                 "recv #5 2<-0 f32 x 3 tag 7 'halo' group 'all'" },
+               { { .kind = 2, .p2p_seq = 6, .root_or_peer = -2, .tag = 0 },
+                 "recv #6 2<-any f32 x 3 tag 0 'halo' group 'all'" },
+               { { .kind = 3, .seq = 9, .root_or_peer = -1, .tag = 12 },
+                 "coalesced #9 (12 operations) f32 x 3 'halo' group 'all'" } };
+    char title[256], why[160];
+    dtr_world w;
+    open_world(&w, "none", "64");
+    dtr__rec_names(&w, p2p_kind, 4, op, 2);
+    dtr__rec_group_add(&w, 1, 901, "all", 2, 5, all);
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        dtr__record r = of[i].r;
+        r.group = 1;
+        r.count_in = 3;
+        r.dtype_op = DTR_F32;
+        strcpy(r.label, "halo");
+        (void)dtr__rec_begin(&w, &r);
+    }
+    const dtr__rec_memory *m = dtr__recorder_memory(&w);
+    dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    ck_assert_msg(r != NULL && r->n_records == sizeof of / sizeof of[0], "%s", why);
+    for (size_t i = 0; i < r->n_records; i++) {
+        ck_assert_str_eq(dtr__recording_title(r, &r->records[i], title, sizeof title), of[i].title);
+    }
+    dtr__recording_free(r);
+    close_world(&w);
+}
+END_TEST
+
 START_TEST(damaged_files_are_refused_or_read) {
     enum { ROUNDS = 4000 };
     dtr_world w;
@@ -604,6 +647,7 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = tcase_create("recording");
     tcase_add_test(tc, P11_captured_operations_are_not_open);
+    tcase_add_test(tc, S6_titles);
     tcase_add_test(tc, survives_sigkill);
     tcase_add_test(tc, named_folder_keeps_its_file_and_the_default_one_goes);
     tcase_add_test(tc, failure_keeps_the_default_folder);
