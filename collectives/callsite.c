@@ -12,6 +12,21 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
     int line;
 } noted;
 
+/* The call this thread is inside of that starts operations of its own; address NULL: none. What has
+ * no place of its own was called from there. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) dtr__place held;
+
+static void forget(void) {
+    noted.file = held.file;
+    noted.line = held.line;
+}
+
+/* A place of its own is told by its line alone. */
+static void *address_of(void *return_address) {
+    bool inside = held.address != NULL && noted.file == held.file && noted.line == held.line;
+    return inside ? held.address : return_address;
+}
+
 void dtr_call_site(const char *file, int line) {
     noted.file = file;
     noted.line = line;
@@ -20,17 +35,29 @@ void dtr_call_site(const char *file, int line) {
 void dtr__call_site_take(dtr__call *c, void *return_address) {
     c->file = noted.file;
     c->line = noted.line;
-    c->return_address = return_address;
-    noted.file = NULL;
+    c->return_address = address_of(return_address);
+    forget();
 }
 
-bool dtr__call_site_is(const dtr__call *c, const void *return_address) {
+dtr__place dtr__call_site_hold(void *return_address) {
+    dtr__place before = held;
+    held = (dtr__place){ noted.file, noted.line, address_of(return_address) };
+    return before;
+}
+
+void dtr__call_site_unhold(const dtr__place *before) {
+    held = *before;
+    forget();
+}
+
+bool dtr__call_site_is(const dtr__call *c, void *return_address) {
     return c->file == noted.file &&
-           (c->file != NULL ? c->line == noted.line : c->return_address == return_address);
+           (c->file != NULL ? c->line == noted.line
+                            : c->return_address == address_of(return_address));
 }
 
 void dtr__call_site_drop(void) {
-    noted.file = NULL;
+    forget();
 }
 
 static const char *base(const char *path) {

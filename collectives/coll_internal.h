@@ -418,10 +418,24 @@ bool dtr__in_callback(const dtr_world *world);
 /* Call sites (callsite.c). take: what dtr_call_site noted, else the return address. is: whether
  * take would give what `c` has. text: "train.c:88", or "libfoo.so+0x1f2c", cut to `cap`. */
 void dtr__call_site_take(dtr__call *c, void *return_address);
-bool dtr__call_site_is(const dtr__call *c, const void *return_address);
+bool dtr__call_site_is(const dtr__call *c, void *return_address);
 const char *dtr__call_site_text(const dtr__call *c, char *text, size_t cap);
 const char *dtr__call_site_cached(const dtr__call *c); /* 48 bytes, of this thread, soon reused */
 void dtr__call_site_drop(void);
+
+/* At the start of a public function that starts operations of its own: until it returns, those of
+ * this thread were called from where it was called. Inside of another such function, that one's
+ * place stays. */
+typedef struct dtr__place {
+    const char *file; /* NULL: known by the address only */
+    int line;
+    void *address;
+} dtr__place;
+dtr__place dtr__call_site_hold(void *return_address);
+void dtr__call_site_unhold(const dtr__place *before);
+#define DTR_HOLD_CALL_SITE                                                         \
+    __attribute__((cleanup(dtr__call_site_unhold))) dtr__place dtr_place_before_ = \
+        dtr__call_site_hold(__builtin_return_address(0))
 
 /* News of broken groups (notice.c). broken: tell the other members, with this thread's last error
  * as the cause; any thread, any lock, sends nothing itself. poll: send what is to be sent and take

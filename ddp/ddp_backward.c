@@ -295,5 +295,6 @@ static dtr_status ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
 }
 
 dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_grad_ready", ddp_grad_ready(ddp, i, stream));
 }

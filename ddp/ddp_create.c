@@ -252,6 +252,7 @@ static dtr_status ddp_create(dtr_group *group, const dtr_param *params, size_t n
 
 dtr_status dtr_ddp_create(dtr_group *group, const dtr_param *params, size_t n,
                           const dtr_ddp_options *options, dtr_ddp **out) {
+    DTR_HOLD_CALL_SITE;
     return DTR_TRACED(dtr__group_trace(group), "dtr_ddp_create", group->name,
                       ddp_create(group, params, n, options, out));
 }

@@ -669,5 +669,6 @@ static dtr_status ddp_backward_end(dtr_ddp *ddp, void *stream) {
 }
 
 dtr_status dtr_ddp_backward_end(dtr_ddp *ddp, void *stream) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_backward_end", ddp_backward_end(ddp, stream));
 }

@@ -148,5 +148,6 @@ static dtr_status ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
 }
 
 dtr_status dtr_ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_set_group", ddp_set_group(ddp, group));
 }

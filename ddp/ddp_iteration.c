@@ -298,6 +298,7 @@ static dtr_status ddp_forward_begin(dtr_ddp *ddp) {
 }
 
 dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_forward_begin", ddp_forward_begin(ddp));
 }
 
@@ -365,6 +366,7 @@ static dtr_status ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_u
 }
 
 dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_t n_unused) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_forward_end", ddp_forward_end(ddp, unused, n_unused));
 }
 

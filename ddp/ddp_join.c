@@ -91,6 +91,7 @@ static dtr_status ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) 
 }
 
 dtr_status dtr_ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *options) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_join_begin", ddp_join_begin(ddp, options));
 }
 
@@ -347,6 +348,7 @@ static dtr_status ddp_join_end(dtr_ddp *ddp) {
 }
 
 dtr_status dtr_ddp_join_end(dtr_ddp *ddp) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_join_end", ddp_join_end(ddp));
 }
 

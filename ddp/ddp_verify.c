@@ -366,5 +366,6 @@ static dtr_status ddp_check_equal(dtr_ddp *ddp) {
 }
 
 dtr_status dtr_ddp_check_equal(dtr_ddp *ddp) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_ddp_check_equal", ddp_check_equal(ddp));
 }

@@ -1,6 +1,4 @@
 /* Making the library's optimizers: their options, and the arrays of their state. */
-#include <dtr/optim.h>
-
 #include <math.h>
 #include <stdlib.h>
 
@@ -249,11 +247,13 @@ static dtr_status check_sharded(const dtr_optim *o, const char *entry) {
 }
 
 dtr_status dtr_optim_save(dtr_optim *o, const char *path) {
+    DTR_HOLD_CALL_SITE;
     DTR_TRY(check_sharded(o, "dtr_optim_save"));
     return dtr_zero_save(o->zero, path, o->states, o->n_states, o->steps);
 }
 
 dtr_status dtr_optim_load(dtr_optim *o, const char *path) {
+    DTR_HOLD_CALL_SITE;
     DTR_TRY(check_sharded(o, "dtr_optim_load"));
     return dtr_zero_load(o->zero, path, o->states, o->n_states, &o->steps);
 }

@@ -2,6 +2,7 @@
 #ifndef DTR_OPTIM_INTERNAL_H
 #define DTR_OPTIM_INTERNAL_H
 
+#define DTR_NO_CALL_SITE
 #include <dtr/optim.h>
 
 #include "zero_internal.h"

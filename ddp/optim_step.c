@@ -137,6 +137,7 @@ static dtr_status step_whole(dtr_optim *o, const char *entry) {
 }
 
 dtr_status dtr_optim_step(dtr_optim *o) {
+    DTR_HOLD_CALL_SITE;
     static const char entry[] = "dtr_optim_step";
     DTR_TRY(dtr__optim_check(o, entry));
     o->steps++;

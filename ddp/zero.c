@@ -251,6 +251,7 @@ static dtr_status zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr
 }
 
 dtr_status dtr_zero_create(dtr_ddp *ddp, const dtr_zero_options *options, dtr_zero **zero) {
+    DTR_HOLD_CALL_SITE;
     return DTR_DDP_TRACED(ddp, "dtr_zero_create", zero_create(ddp, options, zero));
 }
 

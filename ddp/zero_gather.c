@@ -90,6 +90,7 @@ static dtr_status zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor 
 
 dtr_status dtr_zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor *const *full,
                            size_t n) {
+    DTR_HOLD_CALL_SITE;
     return DTR_ZERO_TRACED(z, "dtr_zero_gather", zero_gather(z, st, full, n));
 }
 

@@ -242,5 +242,6 @@ static dtr_status zero_save(dtr_zero *z, const char *path, const dtr_zero_state 
 
 dtr_status dtr_zero_save(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,
                          uint64_t step) {
+    DTR_HOLD_CALL_SITE;
     return DTR_ZERO_TRACED(z, "dtr_zero_save", zero_save(z, path, states, n, step));
 }

@@ -280,5 +280,6 @@ static dtr_status zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
 }
 
 dtr_status dtr_zero_step(dtr_zero *z, dtr_zero_update fn, void *state) {
+    DTR_HOLD_CALL_SITE;
     return DTR_ZERO_TRACED(z, "dtr_zero_step", zero_step(z, fn, state));
 }

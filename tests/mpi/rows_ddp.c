@@ -70,11 +70,62 @@ static size_t recorded(uint64_t after, const char *label, uint8_t *kinds) {
     return found;
 }
 
+/* How many records since `after` were called from that line of train.c; *others: operations of
+ * modules from elsewhere. */
+static size_t called_in(uint64_t after, int line, size_t *others) {
+    static dtr__record all[MOST];
+    char there[sizeof all[0].site];
+    size_t n = dtr__rec_read(th_world(), all, MOST), found = 0;
+    snprintf(there, sizeof there, "train.c:%d", line);
+    *others = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool same = strcmp(all[i].site, there) == 0;
+        found += all[i].number > after && same;
+        *others += all[i].number > after && !same && strncmp(all[i].label, "ddp", 3) == 0;
+    }
+    return found;
+}
+
 static uint64_t newest_record(void) {
     static dtr__record all[MOST];
     size_t n = dtr__rec_read(th_world(), all, MOST);
     return n > 0 ? all[n - 1].number : 0;
 }
+
+/* What a module starts was called from the program's line, not from inside the library (this file
+ * has no macros: the line is given as they do). What comes after it has a place of its own again,
+ * and so has a call without a line. */
+START_TEST(reliability_P13_called_at_in_a_module) {
+    synth s = synth_equal(2, 30);
+    dtr_ddp *ddp = NULL;
+    size_t others[4], at[4];
+    uint64_t before = newest_record();
+    dtr_call_site("src/train.c", 1);
+    TH_IS(dtr_ddp_create(th_group(), s.params, s.n, NULL, &ddp), DTR_OK);
+    at[0] = called_in(before, 1, &others[0]);
+    for (int step = 1; step < 3; step++) {
+        for (size_t i = s.n; i-- > 0;) {
+            synth_write(ddp, &s, i, step, false);
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+        before = newest_record();
+        if (step == 1) {
+            dtr_call_site("src/train.c", 2);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        at[step] = called_in(before, 2, &others[step]);
+    }
+    th_good_allreduce(th_group());
+    at[3] = called_in(0, 2, &others[3]);
+    TH_CHECK(at[0] > 0 && others[0] == 0, "create: %zu, %zu elsewhere", at[0], others[0]);
+    TH_CHECK(at[1] > 0 && others[1] == 0, "end: %zu, %zu elsewhere", at[1], others[1]);
+    TH_CHECK(at[2] == 0 && others[2] > 0, "without a line: %zu at that of another call", at[2]);
+    TH_CHECK(at[3] == at[1], "%zu at the line of an earlier call", at[3] - at[1]);
+    TH_AGREE();
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
 
 /* Every gradient but that of parameter `unused`, in the order of the plan; buckets under way before
  * backward_end, by the number of the module's own group: a record may be under change. */
@@ -464,6 +515,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "rows", 110);
     th_add(tc, N6_Y8_ER15_sync_flags_differ, 2, 0);
     th_add(tc, DBG1_Y8_sparse_tag_words, 2, 0);
+    th_add(tc, reliability_P13_called_at_in_a_module, 2, 0);
     th_add(tc, A0_CF3_U11_S2_launches, 2, 0);
     th_add(tc, F6_F9_order_of_a_forward_pass, 2, 0);
     th_add(tc, H6_H4_foreign_strides, 0, 0);

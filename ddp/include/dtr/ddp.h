@@ -22,6 +22,7 @@
 #ifndef DTR_DDP_H
 #define DTR_DDP_H
 
+#include <dtr/callsite.h>
 #include <dtr/group.h>
 #include <dtr/plan.h>
 #include <dtr/tensor.h>
@@ -650,6 +651,22 @@ DTR_API dtr_status dtr_ddp_bucket_set_sparse_result(dtr_ddp_bucket *bucket, dtr_
  * (more than 7 steps)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_bucket_then(dtr_ddp_bucket *bucket, dtr_ddp_hook fn, void *state);
+
+#ifndef DTR_NO_CALL_SITE /* what these start was called from the caller's file and line */
+#define dtr_ddp_create(...) (dtr_call_site(__FILE__, __LINE__), dtr_ddp_create(__VA_ARGS__))
+#define dtr_ddp_forward_begin(...) \
+    (dtr_call_site(__FILE__, __LINE__), dtr_ddp_forward_begin(__VA_ARGS__))
+#define dtr_ddp_forward_end(...) \
+    (dtr_call_site(__FILE__, __LINE__), dtr_ddp_forward_end(__VA_ARGS__))
+#define dtr_ddp_grad_ready(...) (dtr_call_site(__FILE__, __LINE__), dtr_ddp_grad_ready(__VA_ARGS__))
+#define dtr_ddp_backward_end(...) \
+    (dtr_call_site(__FILE__, __LINE__), dtr_ddp_backward_end(__VA_ARGS__))
+#define dtr_ddp_set_group(...) (dtr_call_site(__FILE__, __LINE__), dtr_ddp_set_group(__VA_ARGS__))
+#define dtr_ddp_check_equal(...) \
+    (dtr_call_site(__FILE__, __LINE__), dtr_ddp_check_equal(__VA_ARGS__))
+#define dtr_ddp_join_begin(...) (dtr_call_site(__FILE__, __LINE__), dtr_ddp_join_begin(__VA_ARGS__))
+#define dtr_ddp_join_end(...) (dtr_call_site(__FILE__, __LINE__), dtr_ddp_join_end(__VA_ARGS__))
+#endif
 
 DTR_END_DECLS
 

@@ -137,6 +137,12 @@ DTR_API dtr_status dtr_optim_load(dtr_optim *optim, const char *path);
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_destroy(dtr_optim *optim);
 
+#ifndef DTR_NO_CALL_SITE /* what these start was called from the caller's file and line */
+#define dtr_optim_step(...) (dtr_call_site(__FILE__, __LINE__), dtr_optim_step(__VA_ARGS__))
+#define dtr_optim_save(...) (dtr_call_site(__FILE__, __LINE__), dtr_optim_save(__VA_ARGS__))
+#define dtr_optim_load(...) (dtr_call_site(__FILE__, __LINE__), dtr_optim_load(__VA_ARGS__))
+#endif
+
 DTR_END_DECLS
 
 #endif /* DTR_OPTIM_H */

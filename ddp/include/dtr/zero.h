@@ -156,6 +156,14 @@ DTR_API dtr_status dtr_zero_slice(dtr_zero *zero, dtr_tensor *const *full, size_
  *  @since 0.1 */
 DTR_API dtr_status dtr_zero_destroy(dtr_zero *zero);
 
+#ifndef DTR_NO_CALL_SITE /* what these start was called from the caller's file and line */
+#define dtr_zero_create(...) (dtr_call_site(__FILE__, __LINE__), dtr_zero_create(__VA_ARGS__))
+#define dtr_zero_step(...) (dtr_call_site(__FILE__, __LINE__), dtr_zero_step(__VA_ARGS__))
+#define dtr_zero_save(...) (dtr_call_site(__FILE__, __LINE__), dtr_zero_save(__VA_ARGS__))
+#define dtr_zero_load(...) (dtr_call_site(__FILE__, __LINE__), dtr_zero_load(__VA_ARGS__))
+#define dtr_zero_gather(...) (dtr_call_site(__FILE__, __LINE__), dtr_zero_gather(__VA_ARGS__))
+#endif
+
 DTR_END_DECLS
 
 #endif /* DTR_ZERO_H */
