@@ -217,20 +217,35 @@ static dtr_status be_busy(dtr_group *g, int turn) {
     return s;
 }
 
-/* The highest rank of ever smaller groups. */
+/* When this rank dies, as FAULT_ORDER lists ranks ("2,0,1"): 0 is first. Without it the highest is.
+ */
+static int turn_to_die(void) {
+    const char *at = getenv("FAULT_ORDER");
+    for (int i = 0; at != NULL && i < size; i++) {
+        if (strtol(at, NULL, 10) == rank) {
+            return i;
+        }
+        at = strchr(at, ',');
+        at = at != NULL ? at + 1 : NULL;
+    }
+    return size - 1 - rank;
+}
+
+/* One rank after another, in ever smaller groups. */
 void busy(void) {
     enum { MOST = 16, WARM_TURNS = 40 };
     dtr_group *g[MOST] = { NULL };
     unsigned when = 0;
     char name[32];
+    const int mine = turn_to_die();
     for (int k = size; k >= 2; k--) {
-        (void)dtr_group_split(group, rank < k ? 0 : DTR_COLOR_NONE, 0, NULL, &g[k]);
+        (void)dtr_group_split(group, mine >= size - k ? 0 : DTR_COLOR_NONE, 0, NULL, &g[k]);
     }
-    for (int k = size; k >= 2 && rank < k; k--) {
+    for (int k = size; k >= 2 && mine >= size - k; k--) {
         dtr_status s = DTR_OK;
         for (int turn = 0; s == DTR_OK; turn++) {
             pthread_t killer;
-            if (turn == WARM_TURNS && rank == k - 1 && /* all are in it */
+            if (turn == WARM_TURNS && mine == size - k && /* all are in it */
                 (getrandom(&when, sizeof when, 0) != (ssize_t)sizeof when ||
                  pthread_create(&killer, NULL, kill_soon, &when) != 0)) {
                 raise(SIGKILL);
