@@ -40,7 +40,7 @@ void dtr__abort_round(const dtr_world *world, int64_t *since_ns, bool last) {
     const dtr__rec_header *h = dtr__recorder_header(world);
     uint32_t version = atomic_load(&h->failure.version);
     if (dtr__opt_number(&world->options, DTR__OPT_ON_ERROR) == 0 || version == 0 ||
-        (version & 1) != 0) {
+        (version & 1) != 0 || h->failure.status == DTR_ERR_ABORTED) {
         return;
     }
     int64_t now = dtr__now_ns();

@@ -27,7 +27,7 @@ struct dtr__dump {
     uint32_t signals, requests, *asked; /* [local size] */
     uint32_t *far;                      /* [local size] news of other nodes */
     char tell[CAUSE_BYTES];             /* to other nodes; "": nothing */
-    bool *failed;                       /* [local size] */
+    uint32_t *failed;                   /* [local size] versions seen */
 };
 
 /* ---- JSON ---- */
@@ -345,13 +345,17 @@ static bool add_failure(struct dtr__dump *d, const char *text) {
 static bool look_at_failure(struct dtr__dump *d, const dtr__rec_header *h, int local_rank) {
     char text[CAUSE_BYTES];
     uint32_t version = atomic_load(&h->failure.version);
-    if (d->failed[local_rank] || version == 0 || (version & 1) != 0) {
+    if (d->failed[local_rank] == version || (version & 1) != 0) {
         return false;
     }
-    d->failed[local_rank] = true;
-    snprintf(text, sizeof text, "%.40s #%" PRIu64 " of group '%.64s' failed",
-             h->failure.operation[0] != '\0' ? h->failure.operation : "operation", h->failure.seq,
-             h->failure.group);
+    d->failed[local_rank] = version;
+    if (h->failure.status == DTR_ERR_ABORTED) {
+        snprintf(text, sizeof text, "dtr_group_abort of group '%.64s'", h->failure.group);
+    } else {
+        snprintf(text, sizeof text, "%.40s #%" PRIu64 " of group '%.64s' failed",
+                 h->failure.operation[0] != '\0' ? h->failure.operation : "operation",
+                 h->failure.seq, h->failure.group);
+    }
     return add_failure(d, text) && snprintf(d->tell, sizeof d->tell, "%s", text) > 0;
 }
 

@@ -390,6 +390,13 @@ static void write_error(dtr__rec_error *e, dtr_status s) {
     atomic_store(&e->version, (version | 1) + 1);
 }
 
+/* False for groups that the library ends itself, as those that are replaced by others. */
+static bool is_evidence(dtr_status s) {
+    dtr_error last = DTR_ERROR_INIT;
+    dtr_last_error(&last);
+    return s != DTR_ERR_ABORTED || strcmp(last.operation, "dtr_group_abort") == 0;
+}
+
 void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s) {
     dtr__rec_header *h = dtr__recorder_header(world);
     dtr__metrics_broken(world->metrics, s);
@@ -398,7 +405,10 @@ void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s) {
     if (g != NULL && g->status == DTR_OK) {
         g->status = (int32_t)s;
     }
-    if (h != NULL && atomic_load(&h->failure.version) == 0 && s != DTR_ERR_ABORTED) {
+    bool first = h != NULL && atomic_load(&h->failure.version) == 0;
+    /* What was ended on purpose is no reason to pass over what failed after it. */
+    if (first ? is_evidence(s)
+              : h != NULL && h->failure.status == DTR_ERR_ABORTED && s != DTR_ERR_ABORTED) {
         write_error(&h->failure, s);
     }
     pthread_mutex_unlock(&lock);

@@ -177,7 +177,7 @@ def dumps(cause):
             dump = json.load(f)
         check(any(re.search(cause, c["text"]) for c in dump["causes"]), "%s: %s" % (path, dump["causes"]))
         check(len(dump["records"]) >= 20 and len(dump["node"]) == (node_ranks or ranks), "%s lacks records or ranks" % path)
-        check(all(re.search(r"fault(_nodes)?\.c:", r["site"]) for r in dump["records"] if ".ddp'" not in r["operation"]),
+        check(all(re.search(r"fault(_nodes)?\.c:", r["site"]) for r in dump["records"]),
               "%s: records without call site" % path)
     return found
 
@@ -407,8 +407,12 @@ def no_world():
 
 
 def aborted():
+    """FI17, O6, O14: an abort leaves evidence as errors do."""
     for r in range(ranks):
         expect(r, "allreduce", "DTR_ERR_ABORTED", "the loss is not a number")
+    dumps(r"^dtr_group_abort of group 'world'$")
+    check(re.search(r"(?m)^the first error was DTR_ERR_ABORTED on rank \d: group \"world\" was aborted by rank %d \(world rank %d\): the "
+                    r"loss is not a number" % (victim, victim), ask_doctor(recordings)[1]), "dtr-doctor does not tell of the abort")
 
 
 def killed():
