@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "fence.h"
 #include "kernels/kernels.h"
 #include "nccl/nccl_calls.h"
 #include "repeat.h"
@@ -372,6 +373,7 @@ static dtr_status run_async(dtr_group *g, const dtr__call *c, const dtr__request
     dtr_work *w;
     DTR_TRY(dtr__work_make(g, 2, &w));
     dtr_status s = dtr__work_describe(w, g, c, r, backend, false);
+    s = s == DTR_OK && dtr__fence_wanted(r) ? dtr__fence_make(g, w) : s;
     if (s == DTR_OK && !dtr__work_admit(g, w, site, false)) {
         s = dtr__group_broken(g);
     }
@@ -524,7 +526,8 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     if (scope != NULL) {
         return dtr__scope_record(g, scope, r, work);
     }
-    if (work == NULL && !dtr__request_on_device(r) && dtr__latch_try(g->progress)) {
+    if (work == NULL && !dtr__request_on_device(r) && !dtr__fence_wanted(r) &&
+        dtr__latch_try(g->progress)) {
         return issue_inline(g, r, now);
     }
     return issue_queued(g, r, now, work);

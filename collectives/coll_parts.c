@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "engine.h"
+#include "fence.h"
 
 void dtr__work_drop(dtr_work *w) {
     w->finish = NULL;
@@ -41,7 +42,8 @@ dtr_status dtr__part_move(dtr_group *g, dtr_work *whole, dtr_work *part, bool *d
     } else {
         part->started = part->moved = true;
         dtr__work_mark(part, DTR__REC_STARTED, DTR_OK);
-        s = part->backend->start(g, part->backend_state, part, done);
+        s = dtr__fence_status(part);
+        s = s == DTR_OK ? part->backend->start(g, part->backend_state, part, done) : s;
     }
     whole->moved = whole->moved || part->moved || *done;
     if (s < 0) {

@@ -175,6 +175,7 @@ void dtr__coll_describe(const dtr__check *k, dtr__call *c) {
     c->divisor = r->divisor > 0 ? r->divisor : k->group->size;
     c->device = device_of(k);
     if (c->device.type == DTR_CPU) {
+        c->stream = c->kind == DTR__K_BARRIER ? k->options.stream : NULL;
         c->premul = premul_factor(k);
     } else {
         bool factor = r->op == DTR_PREMUL_SUM && k->rule->reduces;

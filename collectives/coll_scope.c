@@ -1,5 +1,6 @@
 /* Coalescing scopes: recording calls, and ending or abandoning the scope. */
 #define DTR_NO_CALL_SITE
+#include "fence.h"
 #include "scope.h"
 
 #include <math.h>
@@ -345,6 +346,7 @@ static dtr_status add_call(dtr__scope *scope, dtr__call *c, const dtr__request *
     dtr_work *w;
     DTR_TRY(dtr__work_make(g, 1, &w));
     dtr_status s = describe_call(w, scope, c, r, device, backend);
+    s = s == DTR_OK && dtr__fence_wanted(r) ? dtr__fence_make(g, w) : s;
     if (s < 0) {
         w->finish = NULL;
         dtr__work_unref(w);

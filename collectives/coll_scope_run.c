@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fence.h"
 #include "scope.h"
 
 enum {
@@ -197,7 +198,7 @@ static bool may_start(const dtr_group *g, const dtr__scope *scope, const dtr_wor
             return false;
         }
     }
-    return g->p2p.head == NULL || g->p2p.head->issue > w->issue;
+    return (g->p2p.head == NULL || g->p2p.head->issue > w->issue) && !dtr__fence_waits(w);
 }
 
 static dtr_status move_run(dtr_group *g, dtr_work *whole, dtr__scope *scope, dtr__run *run,

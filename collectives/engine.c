@@ -6,6 +6,7 @@
 
 #include "death.h"
 #include "engine.h"
+#include "fence.h"
 #include "nccl/nccl_calls.h"
 
 enum {
@@ -163,6 +164,8 @@ static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *t
                  dtr__work_title(head, title, sizeof title), why[0] != '\0' ? ": " : "", why);
     } else if (why[0] != '\0') {
         snprintf(text, cap, "%s", why);
+    } else if (!w->started && dtr__fence_waits(w)) {
+        (void)dtr__fence_text(w, text, cap);
     } else if (w->call.kind == DTR__K_BARRIER && !w->started) {
         snprintf(text, cap, "it waits for earlier operations of this rank: %s",
                  g->p2p.head != NULL ? dtr__work_title(g->p2p.head, title, sizeof title) : "none");
@@ -275,7 +278,8 @@ static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
         if (!w->inline_call || w->world->timing) {
             dtr__work_mark(w, DTR__REC_STARTED, DTR_OK);
         }
-        s = b->start(g, w->backend_state, w, &done);
+        s = dtr__fence_status(w);
+        s = s == DTR_OK ? b->start(g, w->backend_state, w, &done) : s;
     } else {
         s = b->progress(g, w->backend_state, w, &done);
     }
@@ -292,10 +296,13 @@ static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
     return true;
 }
 
-/* A barrier first waits for this rank's earlier point to point works. */
+/* A barrier first waits for this rank's earlier point to point works, and for its stream. */
 static bool may_start(const dtr_group *g, const dtr_work *w) {
-    return w->call.kind != DTR__K_BARRIER || g->p2p.head == NULL || g->p2p.head->issue > w->issue ||
-           atomic_load_explicit(&w->ended, memory_order_acquire);
+    if (w->call.kind != DTR__K_BARRIER || w->started ||
+        atomic_load_explicit(&w->ended, memory_order_acquire)) {
+        return true;
+    }
+    return (g->p2p.head == NULL || g->p2p.head->issue > w->issue) && !dtr__fence_waits(w);
 }
 
 /* Start what may start. True when something did. */

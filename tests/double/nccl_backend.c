@@ -1,6 +1,7 @@
 /* The nccl backend on the stand-ins: what it calls and when, waits, messages, what it leaves to
  * stage, and what failures come to. Values for every dtype and operator are in double_matrix. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness.h"
@@ -124,6 +125,124 @@ START_TEST(Y1_barrier_waits_for_works) {
     cudaEventDestroy(open);
     cudaStreamDestroy(stream);
     drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+typedef struct gated {
+    cudaStream_t stream;
+    cudaEvent_t open;
+} gated;
+
+static gated gate_make(void) {
+    gated h;
+    TH_CHECK(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    TH_CHECK(cudaEventCreateWithFlags(&h.open, cudaEventDisableTiming) == cudaSuccess, "event");
+    return h;
+}
+
+/* What the stream gets from here on waits until the event is let go. */
+static void gate_shut(const gated *h) {
+    dtr_fake_cuda_hold(h->open, 1);
+    cudaEventRecord(h->open, h->stream);
+}
+
+static void gate_close(gated *h) {
+    dtr_fake_cuda_hold(h->open, 0);
+    TH_CHECK(cudaStreamSynchronize(h->stream) == cudaSuccess, "synchronize");
+    cudaStreamDestroy(h->stream);
+    cudaEventDestroy(h->open);
+}
+
+/* One barrier that waits for the last rank's stream; in a scope or not. */
+static void barrier_behind(const gated *h, const dtr_coll_options *o, bool in_scope) {
+    bool last = th_rank() == th_size() - 1, done = true;
+    double let_go = 0;
+    dtr_work *w = NULL;
+    if (last) {
+        gate_shut(h);
+    }
+    TH_IS(in_scope ? dtr_coalesce_begin(th_group()) : DTR_OK, DTR_OK);
+    TH_IS(dtr_barrier(th_group(), o, &w), DTR_OK);
+    if (in_scope) {
+        dtr_work *whole = NULL;
+        TH_IS(dtr_coalesce_end(th_group(), &whole), DTR_OK);
+        TH_IS(dtr_work_release(whole), DTR_OK);
+    }
+    for (int i = 0; i < 50 && last; i++) {
+        TH_IS(dtr_work_test(w, &done), DTR_OK);
+        TH_CHECK(!done, "the barrier ended before what the stream holds");
+    }
+    if (last) {
+        let_go = th_now();
+        dtr_fake_cuda_hold(h->open, 0);
+    }
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    double ended = th_now(), latest = th_latest(let_go);
+    TH_CHECK(cudaStreamQuery(h->stream) == cudaSuccess, "the stream has not ended");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    TH_CHECK(ended >= latest, "it ended %g s before the last rank's stream", latest - ended);
+}
+
+/* Y1, Y2, Y4, U1: a barrier with a stream comes after what that stream holds, on whichever rank,
+ * and after nothing that others hold; without one CUDA is not called, also from the same place. */
+START_TEST(Y1_barrier_waits_for_its_stream) {
+    gated own = gate_make(), other = gate_make();
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    int *here = NULL;
+    void *there = NULL;
+    o.stream = own.stream;
+    gate_shut(&other);
+    for (int i = 0; i < 4; i++) {
+        barrier_behind(&own, &o, i % 2 == 1);
+    }
+    TH_CHECK(cudaMallocHost((void **)&here, 8 * sizeof *here) == cudaSuccess, "pinned memory");
+    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, sizeof *here, &there), DTR_OK);
+    setenv("DTR_FAKE_CUDA_DELAY_US", "3000", 1);
+    dtr_fake_cuda_reload();
+    for (int i = 0; i < 8; i++) { /* the host reads behind the barrier only */
+        bool with = i % 3 == 2;
+        cudaMemsetAsync(there, i, sizeof *here, own.stream);
+        cudaMemcpyAsync(here + i, there, sizeof *here, cudaMemcpyDeviceToHost, own.stream);
+        uint64_t seq = dtr_group_seq(th_group());
+        dtr_fake_cuda_log_start();
+        TH_IS(dtr_barrier(th_group(), with ? &o : NULL, NULL), DTR_OK);
+        TH_CHECK(dtr_group_seq(th_group()) == seq + 1, "not counted once");
+        TH_CHECK((dtr_fake_cuda_log_count("cudaEvent") > 0) == with, "%s",
+                 dtr_fake_cuda_log_text());
+        TH_CHECK(!with || here[i] == i * 0x01010101, "number %d is %d", i, here[i]);
+    }
+    unsetenv("DTR_FAKE_CUDA_DELAY_US");
+    dtr_fake_cuda_reload();
+    TH_CHECK(cudaStreamQuery(other.stream) == cudaErrorNotReady, "the other stream has ended");
+    gate_close(&other);
+    gate_close(&own);
+    TH_IS(dtr_free(th_world(), there), DTR_OK);
+    cudaFreeHost(here);
+    TH_AGREE();
+}
+END_TEST
+
+/* Y1, Y6, AB6: the limit counts while the stream is waited for, and says so; a stream that captures
+ * is refused without harm to the capture. */
+START_TEST(Y6_barrier_behind_a_stream_that_hangs) {
+    gated own = gate_make();
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    cudaGraph_t graph = NULL;
+    dtr_group *g = group_of(NULL, 0);
+    o.stream = own.stream;
+    cudaStreamBeginCapture(own.stream, cudaStreamCaptureModeGlobal);
+    TH_IS(dtr_barrier(g, &o, NULL), DTR_ERR_STATE);
+    TH_MESSAGE("its stream captures a graph");
+    TH_CHECK(cudaStreamEndCapture(own.stream, &graph) == cudaSuccess && graph != NULL, "ruined");
+    cudaGraphDestroy(graph);
+    TH_IS(dtr_barrier(g, &o, NULL), DTR_OK);
+    gate_shut(&own);
+    o.timeout_s = 0.3;
+    TH_IS(dtr_barrier(g, &o, NULL), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("what the stream of its options holds on cuda:0");
+    gate_close(&own);
+    (void)dtr_group_destroy(g);
     TH_AGREE();
 }
 END_TEST
@@ -447,6 +566,9 @@ static void make(Suite *s) {
     th_add(tc, FI35_hanging_kernel, 2, 0);
     th_add(tc, FI31_hanging_init, 2, 0);
     th_add(tc, E4_absent_rank, 2, 0);
+    TCase *stream = th_case(s, "barrier and stream", 110);
+    th_add(stream, Y1_barrier_waits_for_its_stream, 1, 0);
+    th_add(stream, Y6_barrier_behind_a_stream_that_hangs, 1, 0);
 }
 
 int main(int argc, char **argv) {
