@@ -118,6 +118,7 @@ static dtr_status pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
             b->pieces[n++] = (dtr__ddp_piece){ p->slot->data, grad->data, p->slot->numel,
                                                p->slot->dtype, grad->dtype };
         }
+        DTR_TRY(dtr__ddp_device_nan_look(ddp, b->plan->slots[k].param));
     }
     return n > 0 ? ddp->mover->move(b->pieces, n, 1, &at) : DTR_OK;
 }
@@ -147,8 +148,9 @@ dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream) {
 
 dtr_status dtr__ddp_device_alone(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets && dtr__ddp_on_device(ddp); b++) {
-        DTR_TRY(ddp->copies_out ? pack(ddp, &ddp->buckets[b])
-                                : wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
+        bool packs = ddp->copies_out || ddp->gpu.nan_there != NULL;
+        DTR_TRY(packs ? pack(ddp, &ddp->buckets[b])
+                      : wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
     }
     return dtr__ddp_device_lead(ddp, ddp->gpu.out); /* copies of slots, where any were made */
 }
@@ -346,8 +348,7 @@ static dtr_status check_served(const dtr_ddp *ddp) {
     if (ddp->delayed.n > 0) {
         return refuse_option("the option delayed");
     }
-    return ddp->set.flags & DTR_DDP_CHECK_NAN ? refuse_option("the flag DTR_DDP_CHECK_NAN")
-                                              : DTR_OK;
+    return DTR_OK;
 }
 
 dtr_status dtr__ddp_device_open(dtr_ddp *ddp) {
@@ -369,7 +370,8 @@ dtr_status dtr__ddp_device_open(dtr_ddp *ddp) {
     g->index = ddp->device.index;
     ddp->mover = &device_mover;
     DTR_CUDA_TRY(g->ops->stream_new(g->index, true, &g->stream), DTR_ERR_CUDA);
-    return event_new(ddp, &g->event);
+    DTR_TRY(event_new(ddp, &g->event));
+    return dtr__ddp_device_nan_open(ddp);
 }
 
 dtr_status dtr__ddp_device_refuse(dtr_ddp *ddp, const char *entry) {
@@ -384,6 +386,7 @@ void dtr__ddp_device_close(dtr_ddp *ddp) {
     dtr__ddp_gpu *g = &ddp->gpu;
     dtr__ddp_timing_free(ddp);
     dtr__ddp_device_cast_close(ddp);
+    dtr__ddp_device_nan_close(ddp);
     if (g->stream != NULL) {
         (void)g->ops->stream_free(g->index, g->stream);
     }

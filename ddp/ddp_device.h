@@ -39,6 +39,13 @@ dtr_status dtr__ddp_device_cast_params(dtr_ddp *ddp);
 dtr_status dtr__ddp_device_cast_wait(dtr_ddp *ddp, const dtr__ddp_param *p, void *stream);
 /* A hash of a tensor's bytes; the host waits. */
 dtr_status dtr__ddp_device_hash(dtr_ddp *ddp, const dtr_tensor *t, uint64_t *hash);
+/* ---- ddp_device_nan.c: nothing happens without DTR_DDP_CHECK_NAN ---- */
+dtr_status dtr__ddp_device_nan_open(dtr_ddp *ddp);
+void dtr__ddp_device_nan_close(dtr_ddp *ddp);
+/* Behind what the module's stream holds, if parameter i's gradient has become ready. */
+dtr_status dtr__ddp_device_nan_look(dtr_ddp *ddp, size_t i);
+/* Of backward_end, before the ranks agree on errors: note what was found; the host waits. */
+void dtr__ddp_device_nan_tell(dtr_ddp *ddp);
 
 /* ---- ddp_timing.c: times of a step on a device, from events; the host waits for none of them.
  * Nothing happens on the host, and in steps that are not timed. ---- */

@@ -8,8 +8,8 @@ void dtr__ddp_group_adopt(dtr_ddp *ddp, const dtr_group *parent) {
     if (ddp->set.timeout_s > 0) {
         ddp->group->timeout_s = ddp->group->timeout_cuda_s = ddp->set.timeout_s;
     }
-    if (dtr__ddp_on_device(ddp)) { /* the collectives look for NaN themselves */
-        return;
+    if (dtr__ddp_on_device(ddp) && (ddp->set.flags & DTR_DDP_CHECK_NAN) == 0) {
+        return; /* the collectives look for NaN themselves, and nobody waits */
     }
     if (parent->nan_check > 0 || (parent->nan_check == 0 &&
                                   dtr__opt_number(&ddp->world->options, DTR__OPT_NAN_CHECK) != 0)) {

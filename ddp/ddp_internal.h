@@ -85,6 +85,7 @@ typedef struct dtr__ddp_param {
     bool same_layout; /* grad and slot differ in dtype at most: block copies */
     /* One backward. */
     _Atomic int put;
+    _Atomic bool look; /* on a device: for NaN, before its bucket travels */
     _Atomic uint32_t mark;
     _Atomic uint32_t calls; /* static graph */
     _Atomic uint64_t stamp; /* position of its last call in the ready order, 0: none */
@@ -120,6 +121,8 @@ typedef struct dtr__ddp_gpu {
     void *caster, **cast;
     size_t n_cast;
     dtr_tensor *shadows;
+    /* The first NaN of each parameter (ddp_device_nan.c); NULL: nobody asked. */
+    uint64_t *nan_there, *nan_here;
 } dtr__ddp_gpu;
 
 /* A stream that wrote gradients of a bucket, and the point where it had done so. */
@@ -442,8 +445,10 @@ void dtr__ddp_bucket_take(dtr_ddp_bucket *b, dtr_buffer from);
 void dtr__ddp_slot_keep(dtr_ddp *ddp, const dtr__ddp_param *p, void *kept, bool back);
 /* Of a gradient's memory; 0 where it has gaps. */
 uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p);
-/* Where DTR_DDP_CHECK_NAN asks for it, note a NaN in parameter i's slot. */
+/* Where DTR_DDP_CHECK_NAN asks for it, note a NaN in parameter i's slot; on a device it is looked
+ * for with the bucket. */
 void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i);
+void dtr__ddp_note_nan(dtr_ddp *ddp, size_t i, size_t element);
 
 /* ---- ddp_invariant.c ---- */
 /* A bucket is launched: in index order, once, with the divisor of the others (IV1, IV4). */

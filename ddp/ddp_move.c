@@ -139,17 +139,25 @@ uint64_t dtr__ddp_grad_hash(const dtr_ddp *ddp, const dtr__ddp_param *p) {
     return ddp->mover->hash(grad->data, grad->numel * dtr_dtype_size(grad->dtype));
 }
 
+void dtr__ddp_note_nan(dtr_ddp *ddp, size_t i, size_t element) {
+    dtr__ddp_note(ddp, DTR_ERR_NAN, i,
+                  "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu in "
+                  "memory order)",
+                  ddp->params[i].name, i, ddp->rank, element);
+}
+
 void dtr__ddp_check_nan(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
     if ((ddp->set.flags & DTR_DDP_CHECK_NAN) == 0) {
         return;
     }
-    const dtr__ddp_param *p = &ddp->params[i];
+    if (dtr__ddp_on_device(ddp)) {
+        atomic_store(&p->look, true);
+        return;
+    }
     size_t at = ddp->mover->find_nan(p->slot->data, p->slot->numel, p->slot->dtype);
     if (at < p->slot->numel) {
-        dtr__ddp_note(ddp, DTR_ERR_NAN, i,
-                      "the gradient of parameter '%s' (%zu) has a NaN on rank %d (element %zu "
-                      "in memory order)",
-                      p->name, i, ddp->rank, at);
+        dtr__ddp_note_nan(ddp, i, at);
     }
 }
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cuda/device_kernels.h"
+#include "cuda/device_nan.h"
 #include "kernels/kernels.h"
 #include "rt_device.h"
 #include "rt_world.h"
@@ -220,6 +220,25 @@ dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void 
     size_t nbytes = dst->numel * dtr_dtype_size(dst->dtype);
     DTR_CUDA_TRY(ops()->copy(device, dst->data, src->data, nbytes, kind, stream), DTR_ERR_CUDA);
     return DTR_OK;
+}
+
+/* ---- NaN ---- */
+
+dtr_status dtr__device_find_nan(int device, const void *data, size_t count, dtr_dtype dtype,
+                                uint64_t *first, void *stream) {
+    if (count == 0 || dtr__nan_formats[dtype].per == 0) {
+        return DTR_OK;
+    }
+    dtr__kernel_args args = dtr__nan_args(data, count, dtype, first);
+    unsigned blocks = blocks_for(args.groups > 0 ? args.groups : args.n);
+    blocks = blocks < DTR__NAN_BLOCKS ? blocks : DTR__NAN_BLOCKS;
+    DTR_CUDA_TRY(ops()->launch(device, dtr__nan_formats[dtype].kernel, &args, blocks, stream),
+                 DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
+size_t dtr__device_nan_element(uint64_t number, dtr_dtype dtype) {
+    return (size_t)(number / dtr__nan_formats[dtype].per);
 }
 
 /* ---- norm ---- */

@@ -31,4 +31,11 @@ typedef struct dtr__piece {
 dtr_status dtr__device_move_many(int device, const dtr__piece *pieces, size_t n, double scale,
                                  void *stream);
 
+/* *first, on the device, becomes the number of the first NaN if that is less, counted in floats:
+ * two of them in a complex element. Types that have no NaN are left alone. */
+dtr_status dtr__device_find_nan(int device, const void *data, size_t count, dtr_dtype dtype,
+                                uint64_t *first, void *stream);
+/* The element that such a number is in. */
+size_t dtr__device_nan_element(uint64_t number, dtr_dtype dtype);
+
 #endif /* DTR_TENSOR_DEVICE_H */

@@ -3,10 +3,10 @@
  * the end event of the operation; nobody waits for it. */
 #include <stdlib.h>
 
-#include "cuda/device_kernels.h"
+#include "cuda/device_nan.h"
 #include "nccl/nccl_internal.h"
 
-enum { NAN_BLOCKS = 24, DIVIDE_BLOCKS = 1056 };
+enum { DIVIDE_BLOCKS = 1056 };
 
 typedef struct look {
     const void *data;
@@ -62,24 +62,8 @@ dtr_status dtr__nccl_divide(const dtr__nccl_comm *comm, const dtr__call *c) {
 
 /* ---- NaN ---- */
 
-/* Without its sign a number is NaN if its bits are more than `limit`. */
-static const struct {
-    int kernel;
-    unsigned size, per; /* bytes of a float; floats of an element, 0: not looked at */
-    uint64_t limit;
-} formats[] = {
-    [DTR_F8E4M3] = { DTR__KERNEL_nan_8, 1, 1, 0x7e },
-    [DTR_F8E5M2] = { DTR__KERNEL_nan_8, 1, 1, 0x7c },
-    [DTR_F16] = { DTR__KERNEL_nan_16, 2, 1, 0x7c00 },
-    [DTR_BF16] = { DTR__KERNEL_nan_16, 2, 1, 0x7f80 },
-    [DTR_F32] = { DTR__KERNEL_nan_32, 4, 1, 0x7f800000 },
-    [DTR_F64] = { DTR__KERNEL_nan_64, 8, 1, UINT64_C(0x7ff0000000000000) },
-    [DTR_C64] = { DTR__KERNEL_nan_32, 4, 2, 0x7f800000 },
-    [DTR_C128] = { DTR__KERNEL_nan_64, 8, 2, UINT64_C(0x7ff0000000000000) },
-};
-
 static bool looked_at(const void *data, size_t count, dtr_dtype d) {
-    return data != NULL && count > 0 && formats[d].per > 0;
+    return data != NULL && count > 0 && dtr__nan_formats[d].per > 0;
 }
 
 /* The inputs of a call; `to` NULL: only count them. */
@@ -196,12 +180,9 @@ dtr_status dtr__nccl_looks_launch(const dtr__nccl_comm *c, dtr__nccl_looks *l) {
     DTR_CUDA_TRY(c->cuda->fill(c->device, l->device, 0xff, nbytes, c->stream), DTR_ERR_CUDA);
     for (size_t i = 0; i < l->n; i++) {
         const look *k = &l->look[i];
-        dtr__kernel_args a =
-            stretch(k->data, k->count * formats[k->dtype].per, formats[k->dtype].size);
-        a.x = k->data;
-        a.y = l->device + i;
-        a.pattern[1] = formats[k->dtype].limit;
-        DTR_CUDA_TRY(launch(c, formats[k->dtype].kernel, &a, NAN_BLOCKS), DTR_ERR_CUDA);
+        dtr__kernel_args a = dtr__nan_args(k->data, k->count, k->dtype, l->device + i);
+        DTR_CUDA_TRY(launch(c, dtr__nan_formats[k->dtype].kernel, &a, DTR__NAN_BLOCKS),
+                     DTR_ERR_CUDA);
     }
     DTR_CUDA_TRY(c->cuda->copy(c->device, l->host, l->device, nbytes, DTR__COPY_TO_HOST, c->stream),
                  DTR_ERR_CUDA);
@@ -218,7 +199,7 @@ void dtr__nccl_looks_tell(const dtr__nccl_looks *l) {
         pthread_mutex_lock(&k->of->group->queue_lock);
         if (!atomic_load_explicit(&k->of->ended, memory_order_relaxed) &&
             k->of->own_status == DTR_OK) {
-            k->of->nan_index = k->before + (size_t)(l->host[i] / formats[k->dtype].per);
+            k->of->nan_index = k->before + (size_t)(l->host[i] / dtr__nan_formats[k->dtype].per);
             k->of->own_status = DTR_ERR_NAN;
             dtr__work_write_nan_error(k->of, k->of);
         }

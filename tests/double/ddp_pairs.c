@@ -1,5 +1,6 @@
 /* What DDP can do with parameters in host memory, on device memory: the same values, and what is
  * queued for it. The same program runs over nccl and over stage (DTR_TEST_STAGE=1). */
+#include <math.h>
 #include <stdlib.h>
 
 #include "ddp_pair.h"
@@ -194,6 +195,53 @@ START_TEST(V7_check_equal) {
 }
 END_TEST
 
+/* ---- NaN ---- */
+
+/* A step of the device's side with a NaN as element `at` of parameter i on one rank. */
+static dtr_status backward_with_nan(pair *m, int bad, size_t i, size_t at) {
+    const float nan_value = NAN;
+    for (int k = 0; k < PARAMS; k++) {
+        write_pattern(m, dtr_ddp_grad(m->ddp[DEVICE], (size_t)k), th_rank(), k);
+    }
+    if (th_rank() == bad) {
+        float *there = dtr_tensor_data(dtr_ddp_grad(m->ddp[DEVICE], i));
+        TH_CHECK(cudaMemcpyAsync(there + at, &nan_value, sizeof nan_value, cudaMemcpyHostToDevice,
+                                 m->stream) == cudaSuccess,
+                 "copy");
+    }
+    for (size_t k = 0; k < PARAMS; k++) {
+        TH_IS(dtr_ddp_grad_ready(m->ddp[DEVICE], k, m->stream), DTR_OK);
+    }
+    return dtr_ddp_backward_end(m->ddp[DEVICE], m->stream);
+}
+
+/* I15, ER14: a NaN is an agreed error that names rank and parameter; the next step works. Whatever
+ * the buckets are made of. */
+START_TEST(I15_check_nan) {
+    for (int mode = 0; mode < 4; mode++) {
+        int bad = mode % th_size();
+        char word[80];
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        pair m;
+        o.flags = DTR_DDP_CHECK_NAN | (mode == 2 ? DTR_DDP_PER_PARAM : 0);
+        o.grad_as_bucket_view = mode == 1;
+        o.has_reduce_dtype = mode == 3;
+        o.reduce_dtype = DTR_BF16;
+        pair_open(&m, &o, DTR_F32);
+        for (int k = 0; k < 2 - mode / 2; k++) { /* before the rebuild and after */
+            step_both(&m, "average beside looks for NaN");
+            TH_IS(backward_with_nan(&m, bad, 2, 4099), DTR_ERR_NAN);
+            snprintf(word, sizeof word, "'c' (2) has a NaN on rank %d (element 4099 in memory",
+                     bad);
+            TH_MESSAGE(word);
+            TH_AGREE();
+        }
+        step_both(&m, "average after a NaN");
+        pair_close(&m);
+    }
+}
+END_TEST
+
 /* ---- hooks ---- */
 
 static dtr_status divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
@@ -312,6 +360,8 @@ static void make(Suite *s) {
     th_add(tc, V7_check_equal, 1, 0);
     th_add(tc, Q1_hook_of_the_program, 1, 0);
     th_add(tc, Q5_hooks_of_the_library, 1, 0);
+    TCase *nan = th_case(s, "NaN", 110);
+    th_add(nan, I15_check_nan, 1, 0);
 }
 
 int main(int argc, char **argv) {
