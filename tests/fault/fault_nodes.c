@@ -10,8 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <dtr/backend.h>
-
+#include "flipping.h"
 #include "rt_control.h"
 #include "rt_internal.h"
 #include "rt_peers.h"
@@ -257,32 +256,14 @@ void busy(void) {
     }
 }
 
-/* Q7: a backend whose third allreduce gives the victim a bit that the others do not have. */
-static int n_calls;
-
-static dtr_status flip_create(const dtr_backend_args *a, void **state) {
-    (void)a;
-    *state = &n_calls;
-    return DTR_OK;
-}
-
-static dtr_status flip_allreduce(void *state, const dtr_backend_call *c, void **request) {
-    (void)state;
-    (void)request;
-    memmove(c->out.data, c->in.data, c->in.count * dtr_dtype_size(c->in.dtype));
-    ((unsigned char *)c->out.data)[7] ^= (unsigned char)(++n_calls == 3 && rank == victim);
-    return DTR_OK;
-}
-
+/* Q7 */
 void flipped(void) {
-    dtr_backend_ops ops = DTR_BACKEND_OPS_INIT;
+    dtr_backend_ops ops = flipping_backend(rank == victim);
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_group *g = NULL;
     float given[N];
     dtr_buffer b = dtr_cpu(data, N, DTR_F32);
     memcpy(given, data, sizeof given);
-    ops.create = flip_create;
-    ops.allreduce = flip_allreduce;
     o.name = "replicas";
     o.backend = "cpu:flip";
     note("register", dtr_backend_register(world, "flip", &ops, DTR_BACKEND_CPU));

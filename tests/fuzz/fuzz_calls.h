@@ -15,6 +15,8 @@ double seconds(void);
 const dtr_coll_options *options(void);
 dtr_op operator_of(void);
 void judge(dtr_status s);
+/* Of host memory, full of ones; a shape of at most two dimensions. */
+dtr_tensor *tensor_of(dtr_dtype d, int ndim, int64_t a, int64_t b);
 
 /* Of a folder that goes with the process. */
 const char *scratch_file(void);

@@ -53,14 +53,6 @@ static void plans(void) {
 /* Its parameters; [1] has rows as gradient. */
 static dtr_tensor *value[PARAMS];
 
-static dtr_tensor *make(dtr_dtype d, int ndim, int64_t a, int64_t b) {
-    dtr_tensor *t = NULL;
-    const int64_t shape[2] = { a, b };
-    judge(dtr_tensor_empty(world, d, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, ndim, shape, &t));
-    judge(dtr_tensor_fill(t, 1, NULL));
-    return t;
-}
-
 static dtr_ddp *open_module(bool with_rows) {
     static const char *const names[PARAMS] = { "a", "b", "c" };
     dtr_param p[PARAMS], buffer_of = { .name = "mean" };
@@ -68,11 +60,11 @@ static dtr_ddp *open_module(bool with_rows) {
     dtr_ddp *ddp = NULL;
     memset(p, 0, sizeof p);
     for (int i = 0; i < PARAMS; i++) {
-        value[i] = make(DTR_F32, 2, 6, 1 + i);
+        value[i] = tensor_of(DTR_F32, 2, 6, 1 + i);
         p[i] = (dtr_param){ .name = names[i], .value = value[i] };
     }
     p[1].flags = with_rows ? DTR_PARAM_SPARSE : 0;
-    buffer_of.value = make(DTR_F32, 1, 3, 0);
+    buffer_of.value = tensor_of(DTR_F32, 1, 3, 0);
     o.buffers = &buffer_of;
     o.n_buffers = pick(2);
     o.bucket_cap_bytes = pick(3) == 0 ? byte() : 0;
@@ -204,8 +196,8 @@ static void hooks(dtr_ddp *ddp) {
 static void rows_of(dtr_ddp *ddp) {
     const int64_t named[2] = { number(6), number(6) };
     const int64_t count = number(4);
-    dtr_tensor *rows = count >= 0 && count < 9 ? make(DTR_I64, 1, count, 0) : NULL;
-    dtr_tensor *values = count >= 0 && count < 9 ? make(DTR_F32, 2, count, 2) : NULL;
+    dtr_tensor *rows = count >= 0 && count < 9 ? tensor_of(DTR_I64, 1, count, 0) : NULL;
+    dtr_tensor *values = count >= 0 && count < 9 ? tensor_of(DTR_F32, 2, count, 2) : NULL;
     dtr_tensor *got_rows = NULL, *got_values = NULL;
     judge(dtr_ddp_set_sparse_rows(ddp, index_of(), pick(4) == 0 ? NULL : named, pick(3)));
     judge(dtr_ddp_set_sparse_grad(ddp, index_of(), rows, pick(8) == 0 ? rows : values));

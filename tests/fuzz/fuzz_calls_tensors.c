@@ -8,7 +8,7 @@
 enum { POOL = 7 };
 static dtr_tensor *pool[POOL]; /* of one run of fuzz_calls_tensors */
 
-static dtr_tensor *make(dtr_dtype d, int ndim, int64_t a, int64_t b) {
+dtr_tensor *tensor_of(dtr_dtype d, int ndim, int64_t a, int64_t b) {
     dtr_tensor *t = NULL;
     const int64_t shape[2] = { a, b };
     judge(dtr_tensor_empty(world, d, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, ndim, shape, &t));
@@ -17,14 +17,14 @@ static dtr_tensor *make(dtr_dtype d, int ndim, int64_t a, int64_t b) {
 }
 
 static void open_pool(void) {
-    pool[0] = make(DTR_F32, 2, 4, 3);
+    pool[0] = tensor_of(DTR_F32, 2, 4, 3);
     pool[1] = NULL;
     judge(dtr_tensor_transpose(pool[0], 0, 1, &pool[1]));
-    pool[2] = make(DTR_I64, 1, 4, 0);
-    pool[3] = make((dtr_dtype)pick(14), 2, 4, 3);
-    pool[4] = make(DTR_F64, 2, 0, 3);
-    pool[5] = make(DTR_U8, 0, 0, 0);
-    pool[6] = make(DTR_F32, 2, 4, 3);
+    pool[2] = tensor_of(DTR_I64, 1, 4, 0);
+    pool[3] = tensor_of((dtr_dtype)pick(14), 2, 4, 3);
+    pool[4] = tensor_of(DTR_F64, 2, 0, 3);
+    pool[5] = tensor_of(DTR_U8, 0, 0, 0);
+    pool[6] = tensor_of(DTR_F32, 2, 4, 3);
 }
 
 static void close_pool(void) {
