@@ -37,6 +37,9 @@ foreach(pose wanted:DTR_FAKE_CUDA_UUID=one old:DTR_FAKE_NCCL_VERSION=21701 mixed
   dtr_add_mpi_run(double_nccl_${CMAKE_MATCH_1} TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
     ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
 endforeach()
+dtr_add_mpi_run(double_nccl_none TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=none ${DTR_NO_NCCL})
+dtr_add_double_test(double_nccl_exit SOURCES nccl_exit.c LIBS fake_cudart)
 
 # dtr-bench on device memory, paired with NCCL itself, and dtr-ddp-bench. Not under the thread sanitizer, as the other tools'
 # tests.

@@ -1,6 +1,6 @@
 /* What the table of a world's GPUs decides, on the stand-ins: ranks that share a GPU, versions that
- * are too old or differ. DTR_TEST_POSE says which of it this run shows; the environment is set
- * before anything of the library is called. */
+ * are too old or differ, no NCCL at all. DTR_TEST_POSE says which of it this run shows; the
+ * environment is set before anything of the library is called. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,6 +19,7 @@ static const char *pose(void) {
 static const char *reason(void) {
     return strcmp(pose(), "old") == 0     ? "2.18 is needed"
            : strcmp(pose(), "mixed") == 0 ? "different versions of NCCL: rank 0 has"
+           : strcmp(pose(), "none") == 0  ? "NCCL is not available on rank 0"
                                           : "share one GPU";
 }
 

@@ -29,6 +29,9 @@ dtr_add_mpi_run(double_matrix_stage TARGET test_matrix NPROCS 4 LABELS double TI
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_DEVICE=cuda DTR_STAGE_CHUNK=64)
 dtr_add_double_mpi_test(double_stage NPROCS 1 2 4 SOURCES stage.c LIBS fake_cudart
   ENVIRONMENT ${stage} DTR_STAGE_CHUNK=1KiB)
+# ST9: without a progress thread.
+dtr_add_mpi_run(double_stage_funneled TARGET test_double_stage NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_STAGE_CHUNK=1KiB DTR_TEST_THREAD_LEVEL=funneled)
 
 # The device of a world that names none; a file stands for the machine's topology.
 if(TARGET PkgConfig::HWLOC)
