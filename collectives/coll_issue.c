@@ -8,6 +8,7 @@
 #include "nccl/nccl_calls.h"
 #include "repeat.h"
 #include "rt_hash.h"
+#include "scope.h"
 
 enum { PASSES_PER_NEWS = 64 }; /* between two looks for news of broken groups */
 
@@ -36,6 +37,9 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
                         .deadline = deadline < 1e9 ? (int64_t)(deadline * 1e9) : 0 };
     memcpy(r->label, c->label, sizeof r->label);
     memcpy(r->site, site, sizeof r->site);
+    if (c->kind == DTR__K_COALESCED || c->kind == DTR__K_COALESCED_P2P) {
+        dtr__scope_sizes(w, r);
+    }
 }
 
 /* One more record per entry of a batch; their numbers are behind the list. */

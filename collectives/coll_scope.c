@@ -45,6 +45,14 @@ static void keep_late(dtr_group *g, dtr_work *whole) {
     }
 }
 
+void dtr__scope_sizes(const dtr_work *whole, dtr__record *r) {
+    const dtr__scope *scope = (const dtr__scope *)whole->composite;
+    for (size_t i = 0; i < scope->n; i++) {
+        r->count_in += scope->calls[i]->call.in_count;
+        r->count_out += scope->calls[i]->call.out_count;
+    }
+}
+
 /* The calls of an admitted scope get its number and their records. */
 static void number(dtr_work *whole) {
     dtr__scope *scope = (dtr__scope *)whole->composite;

@@ -52,6 +52,8 @@ struct dtr__scope {
 /* The second one has nothing but a native part. */
 extern const dtr__backend dtr__backend_scope, dtr__backend_scope_native;
 
+/* The record of a scope has the elements of all its calls. */
+void dtr__scope_sizes(const dtr_work *whole, dtr__record *r);
 /* A call of a scope has run. */
 void dtr__scope_end_call(dtr_work *whole, dtr_work *w);
 

@@ -257,12 +257,13 @@ void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s,
              c->device, how, c->rank, exchange_s * 1e3, start_s * 1e3);
 }
 
-static dtr_status make(dtr__nccl_comm *c, outcome *o) {
+static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {
     dtr_group *g = c->group;
     unsigned char id[DTR__NCCL_ID];
     meeting m = { .comm = c, .group = g, .began = dtr__now(), .limit_s = dtr__nccl_init_limit(g) };
     DTR_TRY(get_identifier(&m, id));
     double exchanged = dtr__now();
+    dtr__rec_began(g->world, record, dtr__stamp_ns()); /* what came before is the exchange */
     DTR_TRY(start(&m, id, o));
     DTR_TRY(agree(&m, o));
     if (!o->refused) {
@@ -281,7 +282,7 @@ dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
         snprintf(label, sizeof label, "cuda:%d, ranks %d and %d", c->device, c->low, c->high);
     }
     uint64_t record = dtr__nccl_record(g, c->device, label);
-    dtr_status s = make(c, &o);
+    dtr_status s = make(c, record, &o);
     dtr__rec_mark(g->world, record, s < 0 || o.refused ? DTR__REC_FAILED : DTR__REC_FINISHED,
                   o.refused ? DTR_ERR_UNSUPPORTED : s);
     if (s < 0) {

@@ -25,6 +25,10 @@ dtr_add_double_mpi_test(double_nccl_work NPROCS 1 2 3 SOURCES nccl_work.c LIBS f
 dtr_add_double_mpi_test(double_nccl_rules NPROCS 3 SOURCES nccl_rules.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=22203)
+# What every call hands to NCCL, and what handles and records say of it; two devices for each rank.
+dtr_add_double_mpi_test(double_nccl_rows NPROCS 2 3 SOURCES nccl_rows.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
+# How operations end, and many threads at once.
+dtr_add_double_mpi_test(double_nccl_ends NPROCS 2 SOURCES nccl_ends.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
 # Groups of their own device, splits, what a group says of itself, and coalescing scopes.

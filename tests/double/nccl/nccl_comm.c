@@ -145,11 +145,14 @@ static bool is_blocking(const ncclConfig_t *config, bool inherited) {
                                                                        : config->blocking != 0;
 }
 
-/* For the log: whether calls block, and limits, those that are not set as -1. */
+/* For the log: whether calls block, limits, those that are not set as -1, and the name. */
 static const char *asked_text(const ncclConfig_t *config, bool blocking, char *text, size_t cap) {
     int least = config != NULL && config->minCTAs != NCCL_CONFIG_UNDEF_INT ? config->minCTAs : -1;
     int most = config != NULL && config->maxCTAs != NCCL_CONFIG_UNDEF_INT ? config->maxCTAs : -1;
-    snprintf(text, cap, "blocking %d, CTAs %d to %d", blocking, least, most);
+    const char *name =
+        config != NULL && config->version >= NCCL_VERSION(2, 27, 0) ? config->commName : "";
+    snprintf(text, cap, "blocking %d, CTAs %d to %d, name %s", blocking, least, most,
+             name != NULL ? name : "");
     return text;
 }
 
@@ -236,7 +239,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId i
         return dn_group_failed(ncclSystemError);
     }
     c->blocking = is_blocking(config, true);
-    char asked[80];
+    char asked[160];
     dtr_fake_cuda_log("ncclCommInitRankConfig", "rank %d of %d, %s", rank, nranks,
                       asked_text(config, c->blocking, asked, sizeof asked));
     return start_init(c, comm, init_main, c);
@@ -300,7 +303,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         return dn_group_failed(ncclInvalidArgument);
     }
     bool blocking = is_blocking(config, comm->blocking);
-    char asked[80];
+    char asked[160];
     dtr_fake_cuda_log("ncclCommSplit", "rank %d colour %d key %d, %s", comm->rank, color, key,
                       asked_text(config, blocking, asked, sizeof asked));
     split *s = malloc(sizeof *s);

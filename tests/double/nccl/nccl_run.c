@@ -158,6 +158,7 @@ typedef struct transfer {
     bool started, done;
 } transfer;
 
+/* A send ends when its last piece has been taken, and not when there is room for it. */
 static bool send_some(transfer *t) {
     const dn_call *k = t->call;
     size_t total = k->count * dn_type_size(k->type);
@@ -166,7 +167,12 @@ static bool send_some(transfer *t) {
     if (atomic_load(&m->taken) != sent) {
         return false;
     }
+    t->done = t->started && t->moved == total;
+    if (t->done) {
+        return true;
+    }
     size_t n = total - t->moved < DN_MAIL ? total - t->moved : DN_MAIL;
+    t->started = true;
     if (n > 0) {
         memcpy(m->data, k->in + t->moved, n);
     }
@@ -175,7 +181,6 @@ static bool send_some(transfer *t) {
     m->type = (uint32_t)k->type;
     atomic_store(&m->sent, sent + 1);
     t->moved += n;
-    t->done = t->moved == total;
     return true;
 }
 
