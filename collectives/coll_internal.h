@@ -409,7 +409,8 @@ enum {
     DTR__REC_MEMBER = 2, /* of the coalesced record with the same sequence number before it */
     DTR__REC_CAPTURED = 4,
     DTR__REC_BLOCKING = 8,
-    DTR__REC_FALLBACK = 16
+    DTR__REC_FALLBACK = 16,
+    DTR__REC_TOGETHER = 32 /* of a batch's entries: they end when its own record says so */
 };
 
 /* True on a thread that is inside a completion callback of this world: it must not block. */

@@ -154,7 +154,8 @@ void dtr__repeat_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, i
     p->in_bytes = c->in_count * size;
     p->out_bytes = rule->one_buffer ? 0 : c->out_count * size;
     p->limit_ns = c->timeout_s < 1e9 ? (int64_t)(c->timeout_s * 1e9) : 0;
-    dtr__work_fill_record(w, dtr__call_site_cached(c), 0, &p->record);
+    dtr__work_fill_record(w, dtr__call_site_cached(c), c->n_batch > 0 ? DTR__REC_TOGETHER : 0,
+                          &p->record);
 }
 
 void dtr__repeats_free(dtr_group *g) {
@@ -212,10 +213,7 @@ static void finish_record(dtr_group *g, const dtr__repeat *p, noted n, bool at_o
         return;
     }
     int64_t now = at_once ? p->call.issued_ns : dtr__stamp_ns();
-    dtr__rec_finish(g->world, n.number, now);
-    for (size_t i = 0; i < p->call.n_batch; i++) {
-        dtr__rec_finish(g->world, records_of(p)[i], now);
-    }
+    dtr__rec_finish(g->world, n.number, now); /* and so those of its entries */
 }
 
 typedef enum progress { NOT_BEGUN, UNDER_WAY, FINISHED } progress;

@@ -18,7 +18,8 @@
 enum {
     WORDS = sizeof(dtr__record) / sizeof(uint64_t),
     TRIES = 10000,
-    PAUSE_NS = 5000 /* a call that comes later does not follow */
+    PAUSE_NS = 5000, /* a call that comes later does not follow */
+    AHEAD = 3        /* slots fetched before they are needed, as many as a batch of two takes */
 };
 
 typedef struct slot {
@@ -209,7 +210,7 @@ uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
         SET(s, t_issued, now);
     }
     leave(s, number);
-    expect(slot_of(recorder, number + 1));
+    expect(slot_of(recorder, number + AHEAD));
     if (world->metrics != NULL) {
         dtr__metrics_issued(world->metrics, r);
     }

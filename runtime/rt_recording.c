@@ -213,6 +213,36 @@ static size_t expand(const dtr__recording *r, dtr__record *all, size_t n, size_t
     return room - at;
 }
 
+/* ---- entries of a batch that end with it ---- */
+
+static bool is_inside(const dtr__record *one, const dtr__record *all) {
+    return (all->flags & DTR__RECORDING_MEMBER) == 0 && all->group == one->group &&
+           all->op_id == one->op_id;
+}
+
+/* In order. Where the batch's record is gone, or is being written, it has ended: one that takes
+ * long has its entries' ends noted beside its own. */
+static void end_together(dtr__record *all, size_t n) {
+    enum { APART_MOST = 64 }; /* with what other threads have recorded meanwhile */
+    for (size_t i = 0; i < n; i++) {
+        dtr__record *one = &all[i];
+        const unsigned both = DTR__RECORDING_MEMBER | DTR__RECORDING_TOGETHER;
+        if ((one->flags & both) != both || dtr__record_over(one)) {
+            continue;
+        }
+        size_t batch = i, least = i > APART_MOST ? i - APART_MOST : 0;
+        while (batch > least && !is_inside(one, &all[batch])) {
+            batch--;
+        }
+        const bool there = is_inside(one, &all[batch]);
+        if (!there || dtr__record_over(&all[batch])) {
+            one->state = there ? all[batch].state : DTR__REC_FINISHED;
+            one->status = there ? all[batch].status : DTR_OK;
+            one->t_finished = there ? all[batch].t_finished : one->t_issued;
+        }
+    }
+}
+
 static void read_record(dtr__recording *r, const char *ring, uint64_t i) {
     const char *from = ring + i * sizeof(dtr__record);
     dtr__record *rec = &r->records[r->n_records];
@@ -249,6 +279,7 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes, 
         read_record(r, ring, (begin + i) & (h->entries - 1));
     }
     qsort(r->records, r->n_records, sizeof *r->records, by_number);
+    end_together(r->records, r->n_records);
     r->n_records = expand(r, r->records, r->n_records, room);
     return true;
 }

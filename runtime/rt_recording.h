@@ -9,12 +9,13 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 6,
+    DTR__RECORDING_VERSION = 7,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
-    DTR__RECORDING_MEMBER = 2,   /* dtr__record.flags: inside the operation recorded before it */
-    DTR__RECORDING_CAPTURED = 4, /* kept in a graph of CUDA: has no end, and its runs no record */
+    DTR__RECORDING_MEMBER = 2,    /* dtr__record.flags: inside the operation recorded before it */
+    DTR__RECORDING_CAPTURED = 4,  /* kept in a graph of CUDA: has no end, and its runs no record */
+    DTR__RECORDING_TOGETHER = 32, /* with MEMBER: ends with the record that it is inside of */
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_INSIDE = 4, /* words of text */

@@ -178,6 +178,9 @@ static void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell, uint64
     atomic_store_explicit(&cell_at(out->channel, out->at)->mark, 0, memory_order_relaxed);
     atomic_store_explicit(&cell->mark, lines << 8 | (uint64_t)kind, memory_order_release);
     p->moves++;
+    if (out->at + lines < out->channel->lines) { /* the mark that the next of its size zeroes */
+        dtr__shm_expect_to_write(cell_at(out->channel, out->at + lines));
+    }
 }
 
 static uint64_t lines_of(size_t nbytes) {

@@ -166,6 +166,15 @@ typedef struct dtr__shm_state {
     void *mpi;         /* state of the mpi backend where that carries messages, else NULL */
 } dtr__shm_state;
 
+static inline void dtr__shm_expect_to_write(const void *line) {
+#if defined(__x86_64__)
+    __asm__ volatile(
+        "prefetchw %0" ::"m"(*(const char *)line)); /* the built-in one means reading */
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {
     return n << 20 | (chunk + 1);
 }

@@ -315,16 +315,6 @@ bool dtr__shm_p2p_repeat_accept(const dtr__shm_state *s, const dtr__call *c) {
     return n <= REPEAT_MOST;
 }
 
-bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c) {
-    dtr__shm_p2p *p = s->p2p;
-    const size_t n = c->kind == DTR__K_BATCH ? c->n_batch : 1;
-    if (p->n_idle < n || p->early != NULL) {
-        return false;
-    }
-    p->pending = (uint32_t)((UINT64_C(1) << n) - 1);
-    return true;
-}
-
 static size_t bytes_of(const dtr_p2p *op) {
     return op->buf.count * dtr_dtype_size(op->buf.dtype);
 }
@@ -333,6 +323,41 @@ static bool send_now(dtr__shm_p2p *p, const dtr__call *c, const dtr_p2p *op) {
     dtr__terms terms = { .count = op->buf.count, .dtype = op->buf.dtype };
     memcpy(terms.site, dtr__call_site_cached(c), sizeof terms.site);
     return dtr__shm_push_short(p, &p->out[op->peer], &terms, op->tag, op->buf.data, bytes_of(op));
+}
+
+/* An earlier message of the list, to or from the same rank, that is not through yet. */
+static bool must_wait(const dtr_p2p *ops, size_t i, uint32_t pending) {
+    for (size_t k = 0; k < i; k++) {
+        if ((pending >> k & 1) != 0 && ops[k].is_send == ops[i].is_send &&
+            ops[k].peer == ops[i].peer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void send_what_fits(dtr__shm_p2p *p, const dtr__call *c) {
+    dtr_p2p single;
+    size_t n = 0;
+    const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (ops[i].is_send && (p->pending >> i & 1) != 0 && !must_wait(ops, i, p->pending) &&
+            send_now(p, c, &ops[i])) {
+            p->pending &= ~(UINT32_C(1) << i);
+        }
+    }
+}
+
+/* What is sent goes at once, so that it is on its way while the call is noted. */
+bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_p2p *p = s->p2p;
+    const size_t n = c->kind == DTR__K_BATCH ? c->n_batch : 1;
+    if (p->n_idle < n || p->early != NULL) {
+        return false;
+    }
+    p->pending = (uint32_t)((UINT64_C(1) << n) - 1);
+    send_what_fits(p, c);
+    return true;
 }
 
 /* 1: it is here; 0: nothing is; -1: something else is. */
@@ -359,17 +384,6 @@ static int receive_from_any(const dtr_group *g, dtr__shm_state *s, const dtr_p2p
         found = receive_now(g, s, op, r);
     }
     return found;
-}
-
-/* An earlier message of the list, to or from the same rank, that is not through yet. */
-static bool must_wait(const dtr_p2p *ops, size_t i, uint32_t pending) {
-    for (size_t k = 0; k < i; k++) {
-        if ((pending >> k & 1) != 0 && ops[k].is_send == ops[i].is_send &&
-            ops[k].peer == ops[i].peer) {
-            return true;
-        }
-    }
-    return false;
 }
 
 int dtr__shm_p2p_repeat_look(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {

@@ -146,15 +146,6 @@ static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p
     s->described_more[n & 1] = p->id;
 }
 
-static inline void expect_to_write(const void *line) {
-#if defined(__x86_64__)
-    __asm__ volatile(
-        "prefetchw %0" ::"m"(*(const char *)line)); /* the built-in one means reading */
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
-
 /* The same post as that of a call that goes the ordinary way. */
 static void show_places(dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post) {
     dtr__shm_more *more = &s->me->more[s->op.n & 1];
@@ -168,7 +159,7 @@ static void show_places(dtr__shm_state *s, const dtr__call *c, dtr__shm_post *po
         more->in_at = s->in_at;
         more->out_at = s->out_at;
     }
-    expect_to_write(&s->me->finished);
+    dtr__shm_expect_to_write(&s->me->finished);
 }
 
 /* False while somebody may still read what the post, or what belongs to it, showed last. */
@@ -275,12 +266,12 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
  * back takes as long as a small operation. */
 static void expect_room(const dtr__shm_state *s, size_t from, size_t until, size_t give) {
     for (size_t at = from; give > DTR__SHM_BESIDE && at < give && at < until; at += 64) {
-        expect_to_write(&s->me->more[(s->n + 1) & 1].data[at]);
+        dtr__shm_expect_to_write(&s->me->more[(s->n + 1) & 1].data[at]);
     }
 }
 
 static void expect_post(const dtr__shm_state *s, size_t give) {
-    expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
+    dtr__shm_expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
     expect_room(s, 0, EXPECTED, give);
 }
 

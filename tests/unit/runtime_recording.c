@@ -124,6 +124,35 @@ START_TEST(P11_captured_operations_are_not_open) {
 }
 END_TEST
 
+/* reliability:P9: entries of a batch may end with its record, also when that is written over. */
+START_TEST(P9_entries_end_with_their_batch) {
+    static const unsigned state[] = { DTR__REC_ISSUED, DTR__REC_FAILED, DTR__REC_FINISHED };
+    char why[160];
+    dtr_world w;
+    open_world(&w, "none", "64");
+    dtr__record r = { .group = 1, .op_id = 5, .kind = 1, .flags = DTR__RECORDING_TOGETHER };
+    uint64_t batch = dtr__rec_begin(&w, &r);
+    r.flags |= DTR__RECORDING_MEMBER;
+    (void)dtr__rec_begin(&w, &r);
+    for (int over = 0; over < 3; over++) {
+        if (over == 1) {
+            dtr__rec_mark(&w, batch, DTR__REC_FAILED, DTR_ERR_TIMEOUT);
+        }
+        for (int i = 0; over == 2 && i < 63; i++) { /* the ring but for the entry */
+            (void)dtr__rec_begin(&w, &(dtr__record){ .group = 2, .kind = 2 });
+        }
+        const dtr__rec_memory *m = dtr__recorder_memory(&w);
+        dtr__recording *read = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+        const dtr__record *entry = &read->records[over == 2 ? 0 : 1];
+        ck_assert_uint_eq(entry->number, batch + 1);
+        ck_assert_uint_eq(entry->state, state[over]);
+        ck_assert_int_eq(entry->status, over == 1 ? DTR_ERR_TIMEOUT : DTR_OK);
+        dtr__recording_free(read);
+    }
+    close_world(&w);
+}
+END_TEST
+
 START_TEST(spans_have_a_ring_of_their_own) {
     enum { ROOM = 64 };
     dtr_world w;
@@ -648,6 +677,7 @@ static void make(Suite *s) {
     TCase *tc = tcase_create("recording");
     tcase_add_test(tc, P11_captured_operations_are_not_open);
     tcase_add_test(tc, S6_titles);
+    tcase_add_test(tc, P9_entries_end_with_their_batch);
     tcase_add_test(tc, survives_sigkill);
     tcase_add_test(tc, named_folder_keeps_its_file_and_the_default_one_goes);
     tcase_add_test(tc, failure_keeps_the_default_folder);
