@@ -3,6 +3,7 @@
  * reliability P3, P9, P13). */
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "coll_internal.h"
@@ -619,6 +620,11 @@ START_TEST(many_calls) {
 }
 END_TEST
 
+/* Between nodes a call may have ended before the ranks' arguments are compared. */
+#define ADD_OF_ONE_NODE(tc, test)                                                        \
+    (getenv("DTR_NODE_RANKS") != NULL ? th_skip(#test, "the ranks are on several nodes") \
+                                      : th_add_sized((tc), #test, (test), 2, 0))
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "results", 60);
     th_add(tc, alternating, 0, 0);
@@ -634,10 +640,10 @@ static void make(Suite *s) {
     th_add(tc, other_operator, 2, 0);
     th_add(tc, other_count, 2, 0);
     th_add(tc, other_dtype, 2, 0);
-    th_add(tc, other_kind, 2, 0);
-    th_add(tc, other_block, 2, 0);
-    th_add(tc, other_kind_after_a_row, 2, 0);
-    th_add(tc, other_row, 2, 0);
+    ADD_OF_ONE_NODE(tc, other_kind);
+    ADD_OF_ONE_NODE(tc, other_block);
+    ADD_OF_ONE_NODE(tc, other_kind_after_a_row);
+    ADD_OF_ONE_NODE(tc, other_row);
     th_add(tc, absent_rank, 2, 0);
     th_add(tc, aborted_inside, 2, 0);
 }

@@ -30,6 +30,8 @@ typedef struct variant {
     dtr_dtype d;
     dtr_op op;
     size_t count, shift;
+    unsigned
+        empty; /* v-forms: the ranks whose block is empty, a bit each; 0: as the forms derive */
     int root;
     bool async, in_place;
     dtr_mem mem;
@@ -46,6 +48,9 @@ static bool is_v(kind k) {
 
 /* Block sizes: v-forms scale (3j + 1) mod 5, which leaves block 3 empty. */
 static size_t block(const variant *v, int j) {
+    if (v->empty != 0 && is_v(v->k)) {
+        return (v->empty >> j) % 2 == 1 ? 0 : v->count;
+    }
     return is_v(v->k) ? v->count * (size_t)((3 * j + 1) % 5) : v->count;
 }
 
@@ -59,6 +64,9 @@ static size_t before(const variant *v, int j) {
 
 /* alltoallv: what r sends to j. */
 static size_t pair(const variant *v, int r, int j) {
+    if (v->empty != 0 && v->k == ALLTOALLV) {
+        return (v->empty >> (r + 2 * j) % th_size()) % 2 == 1 ? 0 : v->count;
+    }
     return v->k == ALLTOALLV ? v->count * (size_t)((r + 2 * j) % 4) : v->count;
 }
 
@@ -262,8 +270,11 @@ static void mirror_end(const mirror *m) {
     }
 }
 
-/* The buffer to call with: p lies in one of the two. */
+/* The buffer to call with: p lies in one of the two. One without elements is NULL. */
 static dtr_buffer located(void *p, size_t count, dtr_dtype d, const mirror *a, const mirror *b) {
+    if (count == 0) {
+        return (dtr_buffer){ NULL, 0, d, { device != NULL ? DTR_CUDA : DTR_CPU, 0 } };
+    }
     const unsigned char *byte = p;
     const mirror *m = byte >= a->host->base && byte <= a->host->base + a->host->total ? a : b;
     if (device == NULL) {
@@ -450,6 +461,27 @@ START_TEST(nothing_at_all) { /* T05, COL39 */
 }
 END_TEST
 
+/* T33, COL39, CHK1: blocks of some ranks, or of all but one, are empty and their buffers NULL. */
+START_TEST(nothing_on_some_ranks) {
+    static const kind some[] = { ALLGATHERV, GATHERV, SCATTERV, REDUCE_SCATTERV, ALLTOALLV };
+    unsigned all = (1U << th_size()) - 1;
+    const unsigned empty[] = { 1, 2, 5, 10, 1U << (th_size() - 1), all - 1, all - 4, all };
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        for (size_t e = 0; e < sizeof empty / sizeof empty[0]; e++) {
+            for (int root = 0; root<th_size(); root += th_size()> 1 ? th_size() - 1 : 1) {
+                run_forms((variant){ .k = some[i],
+                                     .d = DTR_I32,
+                                     .op = DTR_SUM,
+                                     .count = 1 + e % 2 * 1000,
+                                     .empty = empty[e],
+                                     .root = root });
+            }
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* T126: many operations of many sizes and kinds under way at once, waited in reverse. */
 START_TEST(mixed_sizes_outstanding) {
     enum { N = 64 };
@@ -530,6 +562,7 @@ static void make(Suite *s) {
     th_add(tc, every_root, 1, 0);
     th_add(tc, every_size, 1, 4);
     th_add(tc, odd_alignment, 1, 0);
+    th_add(tc, nothing_on_some_ranks, 1, 0);
     if (device != NULL) {
         return;
     }

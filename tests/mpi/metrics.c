@@ -8,10 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <dtr/ddp.h>
-#include <dtr/tensor.h>
-
 #include "harness.h"
+#include "one_step.h"
 
 enum { TEXT = 1 << 16, LINES = 400 };
 
@@ -132,23 +130,6 @@ static double value_of(const scrape *s, const char *name, const char *label) {
 
 /* ---- what is counted ---- */
 
-static void one_step(dtr_group *g) {
-    const int64_t shape[] = { 8 };
-    dtr_ddp *ddp = NULL;
-    dtr_tensor *value = NULL;
-    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
-                           shape, &value),
-          DTR_OK);
-    TH_IS(dtr_tensor_fill(value, 1, NULL), DTR_OK);
-    dtr_param p = { "w", value, NULL, 0 };
-    TH_IS(dtr_ddp_create(g, &p, 1, NULL, &ddp), DTR_OK);
-    TH_IS(dtr_tensor_fill(dtr_ddp_grad(ddp, 0), 1, NULL), DTR_OK);
-    TH_IS(dtr_ddp_grad_ready(ddp, 0, NULL), DTR_OK);
-    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
-    TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
-    dtr_tensor_release(value);
-}
-
 static void work(dtr_world *w) {
     static double x[1000], y[1000];
     dtr_buffer in = dtr_cpu(x, 1000, DTR_F64), out = dtr_cpu(y, 1000, DTR_F64);
@@ -167,7 +148,7 @@ static void work(dtr_world *w) {
     TH_IS(dtr_broadcast(g, in, 0, NULL, NULL), DTR_OK);
     TH_IS(dtr_broadcast(g, dtr_cpu(y, 8, DTR_F64), 0, NULL, NULL), DTR_OK);
     TH_IS(dtr_coalesce_end(g, NULL), DTR_OK);
-    one_step(g);
+    th_one_step(g, false);
     TH_IS(dtr_recv(g, in, th_rank(), 3, NULL, &never), DTR_OK);
     TH_AGREE();
     TH_IS(dtr_group_abort(g, "the end"), DTR_OK);

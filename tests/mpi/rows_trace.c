@@ -5,10 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <dtr/ddp.h>
-#include <dtr/tensor.h>
-
 #include "harness.h"
+#include "one_step.h"
 
 enum { LINES = 64 };
 
@@ -37,26 +35,6 @@ static size_t read_trace(const char *path, line *l) {
     return n;
 }
 
-/* One backward pass of one parameter. */
-static void one_step(dtr_group *g) {
-    const int64_t shape[] = { 8 };
-    dtr_ddp *ddp = NULL;
-    dtr_tensor *value = NULL;
-    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
-                           shape, &value),
-          DTR_OK);
-    TH_IS(dtr_tensor_fill(value, 1, NULL), DTR_OK);
-    TH_IS(dtr_tensor_allreduce(g, value, DTR_MAX, NULL, NULL), DTR_OK);
-    dtr_param p = { "w", value, NULL, 0 };
-    TH_IS(dtr_ddp_create(g, &p, 1, NULL, &ddp), DTR_OK);
-    TH_IS(dtr_tensor_fill(dtr_ddp_grad(ddp, 0), 1, NULL), DTR_OK);
-    TH_IS(dtr_ddp_grad_ready(ddp, 1, NULL), DTR_ERR_ARG);
-    TH_IS(dtr_ddp_grad_ready(ddp, 0, NULL), DTR_OK);
-    TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
-    TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
-    dtr_tensor_release(value);
-}
-
 static void calls(dtr_world *w) {
     float x = 1, y = 0;
     dtr_buffer in = dtr_cpu(&x, 1, DTR_F32), out = dtr_cpu(&y, 1, DTR_F32);
@@ -75,7 +53,7 @@ static void calls(dtr_world *w) {
     TH_IS(dtr_coalesce_begin(g), DTR_OK);
     TH_IS(dtr_broadcast(g, in, 0, NULL, NULL), DTR_OK);
     TH_IS(dtr_coalesce_end(g, NULL), DTR_OK);
-    one_step(g);
+    th_one_step(g, true);
     TH_IS(dtr_group_abort(g, "the end"), DTR_OK);
     TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_ABORTED);
     TH_IS(dtr_group_destroy(g), DTR_OK);

@@ -2,6 +2,7 @@
 dtr_add_mpi_test(engine_check SOURCES mpi/engine_check.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_work SOURCES mpi/engine_work.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(engine_repeat SOURCES mpi/engine_repeat.c NPROCS 1 2 3 4 7)
+dtr_add_mpi_run(engine_repeat_hier TARGET test_engine_repeat NPROCS 4 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_test(engine_p2p SOURCES mpi/engine_p2p.c NPROCS 1 2 3 4 7)
 # Channels with and without cross-memory attach, small ones, none at 7 ranks for want of room, and messages through MPI.
 dtr_add_mpi_test(p2p_ways SOURCES mpi/p2p_ways.c NPROCS 1 2 3 4 7)
