@@ -26,13 +26,15 @@ static dtr_status reduce_here(dtr_group *g, dtr_buffer in, dtr_buffer out, dtr_o
     return dtr_allreduce(g, in, out, op, o, NULL);
 }
 
-/* The same sum many times, so that the short way is in use. */
+/* The same sum many times, so that the short way is in use. Nobody breaks the group while another
+ * is in the last of them. */
 static void warm_up(dtr_group *g) {
     for (int i = 0; i < TIMES; i++) {
         int32_t x = th_rank() + i, y = 0;
         TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
         TH_CHECK(y == triangle(th_size() - 1) + i * th_size(), "sum %d is %d", i, y);
     }
+    th_barrier();
 }
 
 /* The test has broken its group on some ranks: let all know, so that its end is local. */
@@ -348,6 +350,9 @@ START_TEST(other_block) {
     for (int i = 0; i < 20; i++) {
         bool last = i == 19;
         memset(got, -1, sizeof got);
+        if (last) {
+            th_barrier();
+        }
         dtr_status s = dtr_gatherv(th_group(), i32s(x, last && th_rank() == n - 1 ? 2 : 1),
                                    i32s(got, th_rank() == 0 ? (size_t)n : 0), ones, 0, NULL, NULL);
         bool may_miss = last && th_rank() != 0; /* it has given and need not wait for the root */
@@ -369,6 +374,7 @@ START_TEST(other_kind) {
     for (int i = 0; i < 3; i++) {
         TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_OK);
     }
+    th_barrier();
     if (th_rank() == 0) {
         TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_ERR_MISMATCH);
     } else {
@@ -382,16 +388,17 @@ START_TEST(other_kind) {
 }
 END_TEST
 
-/* WRK10, CHK12: a rank that does not come; who comes late learns it at once. */
-START_TEST(absent_rank) {
+/* The first calls may reach the limit too where the machine is busy. */
+static void leave_out_rank_0(double limit) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_group *g = NULL;
     int32_t x = 1, y = 0;
-    o.timeout_s = 2;
-    TH_OK(dtr_group_split(th_group(), 0, th_rank(), &o, &g));
+    o.timeout_s = limit;
+    TH_IS(dtr_group_split(th_group(), 0, th_rank(), &o, &g), DTR_OK);
     for (int i = 0; i < 20; i++) {
         TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
     }
+    th_barrier();
     if (th_rank() != 0) {
         TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
         TH_MESSAGE("allreduce #21");
@@ -402,8 +409,16 @@ START_TEST(absent_rank) {
     TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
     TH_MESSAGE("allreduce #21");
     TH_CHECK(dtr_group_status(g) == DTR_ERR_TIMEOUT, "group status %d", dtr_group_status(g));
-    TH_AGREE();
     TH_IS(dtr_group_destroy(g), DTR_OK);
+}
+
+/* WRK10, CHK12: a rank that does not come; who comes late learns it at once. */
+START_TEST(absent_rank) {
+    double limit = 1;
+    do {
+        leave_out_rank_0(limit);
+    } while (th_patience(&limit));
+    TH_AGREE();
     th_good_allreduce(th_group());
 }
 END_TEST
