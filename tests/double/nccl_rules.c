@@ -138,30 +138,53 @@ START_TEST(GP10_left_alone) {
 }
 END_TEST
 
+enum { SLOT = 9 };
+
+/* Slot `slot` of what `filled` gave to rank `rank` with its rank as value. */
+static void check_slot(const float *v, int rank, int slot, const char *what) {
+    for (int k = 0; k < SLOT; k++) {
+        float want = (float)(rank + (slot * SLOT + k) % 7);
+        TH_CHECK(v[k] == want, "%s: element %d of slot %d of rank %d is %g, not %g", what, k, slot,
+                 rank, (double)v[k], (double)want);
+    }
+}
+
 /* GP7, X19, X23: newer calls of NCCL where it has them, the older way otherwise. */
 START_TEST(GP7_ways_by_version) {
     const char *posed = getenv("DTR_FAKE_NCCL_VERSION");
     int size = th_size(), own = posed == NULL || atoi(posed) >= 22800;
     bool root = th_rank() == 1;
-    dtr_buffer all = filled((size_t)size * 9, 1), out = device_f32((size_t)size * 9);
-    dtr_buffer part = { out.data, 9, DTR_F32, gpu }, none = { NULL, 0, DTR_F32, gpu };
+    float *host = malloc((size_t)size * SLOT * sizeof *host);
+    dtr_buffer all = filled((size_t)size * SLOT, (float)th_rank());
+    dtr_buffer out = device_f32((size_t)size * SLOT);
+    dtr_buffer part = { out.data, SLOT, DTR_F32, gpu }, none = { NULL, 0, DTR_F32, gpu };
     dtr_fake_cuda_log_start();
     TH_IS(dtr_alltoall(th_group(), all, out, NULL, NULL), DTR_OK);
     TH_CHECK(calls("ncclAlltoAll rank") == own, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(calls("ncclSend rank") == (own ? 0 : size - 1), "%s", dtr_fake_cuda_log_text());
+    get(host, out);
+    for (int r = 0; r < size; r++) {
+        check_slot(host + r * SLOT, r, th_rank(), "alltoall");
+    }
     dtr_fake_cuda_log_start();
     TH_IS(dtr_scatter(th_group(), root ? all : none, part, 1, NULL, NULL), DTR_OK);
     TH_CHECK(calls("ncclScatter rank") == own, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(calls("ncclSend rank") == (own || !root ? 0 : size - 1), "%s",
              dtr_fake_cuda_log_text());
+    get(host, part);
+    check_slot(host, 1, th_rank(), "scatter");
+    memset(host, 0, (size_t)size * SLOT * sizeof *host);
+    put(all, host); /* it has to come back */
     dtr_fake_cuda_log_start();
     TH_IS(dtr_gather(th_group(), part, root ? all : none, 1, NULL, NULL), DTR_OK);
     TH_CHECK(calls("ncclGather rank") == own, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(calls("ncclRecv rank") == (own || !root ? 0 : size - 1), "%s",
              dtr_fake_cuda_log_text());
-    if (root) { /* back where it came from */
-        check(all, 1, 1, "scattered and gathered");
+    get(host, all);
+    for (int r = 0; r < size && root; r++) {
+        check_slot(host + r * SLOT, 1, r, "gather");
     }
+    free(host);
     drop(all);
     drop(out);
     TH_AGREE();
