@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "group_make.h"
+#include "nccl/nccl_calls.h"
 
 /* ---- lists ---- */
 
@@ -311,6 +312,7 @@ dtr_status dtr__group_dup(dtr_group *group, const char *name, dtr_group **dup) {
     o.has_device = group->bound;
     o.deterministic = group->deterministic;
     o.nan_check = group->nan_check;
+    dtr__nccl_limits(group, &o);
     dtr__creation c;
     DTR_TRY(dtr__creation_begin(&c, group->world, group, "duplication", &o));
     c.index = 0;

@@ -31,6 +31,9 @@ void dtr__nccl_stop(dtr_group *g);
 /* With the group's end, after the engine's. */
 void dtr__nccl_close(dtr_group *g);
 
+/* What was given of NCCL's limits for this group, into the options of a duplicate. */
+void dtr__nccl_limits(const dtr_group *g, dtr_group_options *o);
+
 /* Helper threads of this group left behind inside NCCL. Any thread. */
 uint64_t dtr__nccl_helpers(const dtr_group *g);
 /* Whether creation of this group is to connect it: a CUDA device was named, and NCCL can serve. */

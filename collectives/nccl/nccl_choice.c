@@ -326,6 +326,14 @@ dtr_status dtr__nccl_open(dtr_group *g) {
     return DTR_OK;
 }
 
+void dtr__nccl_limits(const dtr_group *g, dtr_group_options *o) {
+    if (g->nccl != NULL) {
+        o->nccl_min_ctas = g->nccl->config.min_ctas;
+        o->nccl_max_ctas = g->nccl->config.max_ctas;
+        o->nccl_cga_cluster = g->nccl->config.cga_cluster;
+    }
+}
+
 /* ---- a call ---- */
 
 static bool reduces_well(const dtr_group *g, const dtr__call *c, const char **why) {
