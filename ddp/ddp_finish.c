@@ -563,6 +563,9 @@ static dtr_status exchange(dtr_ddp *ddp, int64_t *waited_ns, bool *bad) {
     dtr_status s = reduce(ddp, waited_ns);
     if (s == DTR_OK) {
         dtr__ddp_device_nan_tell(ddp);
+        if (ddp->hook.judge != NULL) {
+            ddp->hook.judge(ddp, ddp->hook.state);
+        }
     }
     wait_buffers(ddp);
     dtr_status apart = dtr__ddp_delayed_wait(ddp);

@@ -28,6 +28,7 @@ dtr_status dtr__ddp_hook_set(dtr_ddp *ddp, const char *entry, const dtr__ddp_hoo
         ddp->hook.setup = h->setup;
         ddp->hook.forget = h->forget;
         ddp->hook.drop = h->drop;
+        ddp->hook.judge = h->judge;
         ddp->hook.save = h->save;
         ddp->hook.restore = h->restore;
         snprintf(ddp->hook.name, sizeof ddp->hook.name, "%s", name);

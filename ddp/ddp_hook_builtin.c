@@ -186,10 +186,9 @@ static dtr_status check_sparse(const dtr_ddp *ddp, dtr_ddp_builtin which) {
     return DTR_OK;
 }
 
-/* Those that compute do so on the host. */
+/* PowerSGD computes on the host. */
 static dtr_status check_device(const dtr_ddp *ddp, dtr_ddp_builtin which) {
-    DTR_REQUIRE(!dtr__ddp_on_device(ddp) || (which != DTR_HOOK_Q8 && which != DTR_HOOK_POWERSGD),
-                NULL, DTR_ERR_UNSUPPORTED,
+    DTR_REQUIRE(!dtr__ddp_on_device(ddp) || which != DTR_HOOK_POWERSGD, NULL, DTR_ERR_UNSUPPORTED,
                 "the hook '%s' computes in host memory, and the module's parameters are on cuda:%d",
                 names[which], ddp->gpu.index);
     return DTR_OK;
@@ -212,7 +211,7 @@ static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_ho
     case DTR_HOOK_BF16:
         return make_cast(DTR_BF16, h);
     case DTR_HOOK_Q8:
-        return dtr__hook_q8_make(h);
+        return dtr__ddp_on_device(ddp) ? dtr__hook_q8_make_device(ddp, h) : dtr__hook_q8_make(h);
     case DTR_HOOK_POWERSGD:
         return dtr__hook_powersgd_make(o, h);
     case DTR_HOOK_POST_LOCAL_SGD:

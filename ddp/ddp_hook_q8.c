@@ -150,17 +150,23 @@ static const char *name_at(const dtr_ddp_bucket *b, size_t at, size_t *i) {
     return "(padding)";
 }
 
+void dtr__hook_q8_text(const dtr_ddp_bucket *b, size_t at, char text[DTR__Q8_TEXT]) {
+    size_t i = 0;
+    const char *name = name_at(b, at, &i);
+    snprintf(text, DTR__Q8_TEXT,
+             "the gradient of parameter '%.150s' (%zu) is NaN or infinite and has no 8-bit code",
+             name, i);
+}
+
 static dtr_status hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     q8 *q = state;
-    size_t count = b->shown.count, bad = 0, i = 0;
+    size_t count = b->shown.count, bad = 0;
     float low, high;
     DTR_TRY(reserve(q, b->ddp, b->index, count));
     if (!range(b, &low, &high, &bad)) {
-        const char *name = name_at(b, bad, &i);
-        return DTR_FAIL(NULL, DTR_ERR_NAN,
-                        "the gradient of parameter '%s' (%zu) is NaN or infinite and has no 8-bit "
-                        "code",
-                        name, i);
+        char text[DTR__Q8_TEXT];
+        dtr__hook_q8_text(b, bad, text);
+        return DTR_FAIL(NULL, DTR_ERR_NAN, "%s", text);
     }
     coded *c = &q->bucket[b->index];
     c->head = choose(low, high);

@@ -175,6 +175,7 @@ typedef struct dtr__ddp_hook {
     dtr_status (*setup)(dtr_ddp *ddp, void *state);
     void (*forget)(void *state);
     void (*drop)(void *state);
+    void (*judge)(dtr_ddp *ddp, void *state); /* notes errors before the ranks agree on them */
     dtr_status (*save)(dtr_ddp *ddp, void *state, dtr_bytes *out);
     dtr_status (*restore)(dtr_ddp *ddp, void *state, dtr_bytes in);
     bool ready; /* set up: names are compared, the first group is there */

@@ -3,6 +3,8 @@
 #ifndef DTR_DEVICE_BODIES_H
 #define DTR_DEVICE_BODIES_H
 
+#include <float.h>
+
 #include "cuda/device_kernels.h"
 #include "kernels/formats.h"
 
@@ -244,6 +246,140 @@ DTR__KERNEL_INTEGERS(DTR__DEFINE_DIVIDE)
         }                                                                           \
     }
 DTR__KERNEL_WIDTHS(DTR__DEFINE_NAN)
+
+/* ---- the 8-bit code ---- */
+
+/* Of two floats the less has the less order. */
+DTR__BODY uint64_t dtr__q8_order(float v) {
+    const uint32_t bits = f32_bits(v);
+    return bits & 0x80000000u ? (uint32_t)~bits : bits | 0x80000000u;
+}
+/* 0 where there was none, as the range always holds that. */
+DTR__BODY float dtr__q8_least(uint64_t order) {
+    const uint32_t o = (uint32_t)order;
+    return order > UINT32_MAX ? 0 : f32_from_bits(o & 0x80000000u ? o & 0x7fffffffu : ~o);
+}
+
+typedef struct dtr__q8_range {
+    float low, high;
+    uint64_t bad;
+} dtr__q8_range;
+DTR__BODY void dtr__q8_look(dtr__q8_range *r, float v, uint64_t at) {
+    if (fabsf(v) <= FLT_MAX) {
+        r->low = v < r->low ? v : r->low;
+        r->high = v > r->high ? v : r->high;
+    } else if (at < r->bad) {
+        r->bad = at;
+    }
+}
+
+/* The same arithmetic as on the host. */
+DTR__BODY dtr__q8_head dtr__q8_choose(const uint64_t *found) {
+    const float low = dtr__q8_least(found[0]), high = -dtr__q8_least(found[1]);
+    dtr__q8_head h;
+    h.unused = 0;
+    h.scale = high / 255 - low / 255;
+    h.scale = h.scale < FLT_MIN ? FLT_MIN : h.scale;
+    h.zero = rintf(-low / h.scale);
+    if (low == 0 && high == 0) {
+        h.scale = 1;
+        h.zero = 0;
+    }
+    return h;
+}
+DTR__BODY unsigned char dtr__q8_code(dtr__q8_head h, float v) {
+    const float level = rintf(v / h.scale) + h.zero;
+    return (unsigned char)(level > 0 ? level < 255 ? level : 255 : 0);
+}
+
+typedef union dtr__q8_codes {
+    dtr__words words;
+    unsigned char code[2 * DTR__GROUP];
+} dtr__q8_codes;
+
+#define DTR__DEFINE_Q8(t, c)                                                                      \
+    DTR__BODY void dtr__body_q8_range_##t(const dtr__kernel_args *a, uint64_t tid,                \
+                                          uint64_t threads) {                                     \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                         \
+        uint64_t *found = (uint64_t *)DTR__TOUCH(a->y);                                           \
+        dtr__q8_range r = { 0, 0, UINT64_MAX };                                                   \
+        for (uint64_t g = tid; g < 2 * a->groups; g += threads) {                                 \
+            dtr__group_##t v = dtr__load_##t(x, g);                                               \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                \
+                dtr__q8_look(&r, (float)dtr__get_##t(v.cell[i]), DTR__GROUP *g + i);              \
+            }                                                                                     \
+        }                                                                                         \
+        for (uint64_t i = 16 * a->groups + tid; i < a->n; i += threads) {                         \
+            dtr__q8_look(&r, (float)dtr__get_##t(x[i]), i);                                       \
+        }                                                                                         \
+        const uint64_t low = dtr__q8_order(r.low), high = dtr__q8_order(-r.high);                 \
+        if (r.low < 0 && low < found[0]) {                                                        \
+            dtr__keep_least(found, low);                                                          \
+        }                                                                                         \
+        if (r.high > 0 && high < found[1]) {                                                      \
+            dtr__keep_least(found + 1, high);                                                     \
+        }                                                                                         \
+        if (r.bad != UINT64_MAX) {                                                                \
+            dtr__keep_least(found + 2, r.bad);                                                    \
+        }                                                                                         \
+    }                                                                                             \
+    DTR__BODY void dtr__body_q8_encode_##t(const dtr__kernel_args *a, uint64_t tid,               \
+                                           uint64_t threads) {                                    \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                         \
+        dtr__q8_head *to = (dtr__q8_head *)DTR__TOUCH(a->y);                                      \
+        unsigned char *codes = (unsigned char *)(to + 1);                                         \
+        const dtr__q8_head h =                                                                    \
+            dtr__q8_choose((const uint64_t *)DTR__TOUCH((const void *)(uintptr_t)a->pattern[0])); \
+        if (tid == 0) {                                                                           \
+            *to = h;                                                                              \
+        }                                                                                         \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                     \
+            dtr__group_##t v = dtr__load_##t(x, 2 * g), w = dtr__load_##t(x, 2 * g + 1);          \
+            dtr__q8_codes k;                                                                      \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                \
+                k.code[i] = dtr__q8_code(h, (float)dtr__get_##t(v.cell[i]));                      \
+                k.code[DTR__GROUP + i] = dtr__q8_code(h, (float)dtr__get_##t(w.cell[i]));         \
+            }                                                                                     \
+            ((dtr__words *)codes)[g] = k.words;                                                   \
+        }                                                                                         \
+        for (uint64_t i = 16 * a->groups + tid; i < a->n; i += threads) {                         \
+            codes[i] = dtr__q8_code(h, (float)dtr__get_##t(x[i]));                                \
+        }                                                                                         \
+    }                                                                                             \
+    DTR__BODY void dtr__body_q8_decode_##t(const dtr__kernel_args *a, uint64_t tid,               \
+                                           uint64_t threads) {                                    \
+        dtr__cell_##t *y = (dtr__cell_##t *)DTR__TOUCH(a->y);                                     \
+        const char *x = (const char *)DTR__TOUCH(a->x);                                           \
+        const uint64_t ranks = a->pattern[1];                                                     \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                     \
+            float sum[2 * DTR__GROUP] = { 0 };                                                    \
+            for (uint64_t r = 0; r < ranks; r++) {                                                \
+                const dtr__q8_head *h = (const dtr__q8_head *)(x + r * a->pattern[0]);            \
+                const float scale = h->scale, zero = h->zero;                                     \
+                dtr__q8_codes k;                                                                  \
+                k.words = ((const dtr__words *)(h + 1))[g];                                       \
+                for (int i = 0; i < 2 * DTR__GROUP; i++) {                                        \
+                    sum[i] += ((float)k.code[i] - zero) * scale;                                  \
+                }                                                                                 \
+            }                                                                                     \
+            dtr__group_##t v, w;                                                                  \
+            for (int i = 0; i < DTR__GROUP; i++) {                                                \
+                v.cell[i] = dtr__put_##t(sum[i] / (float)ranks);                                  \
+                w.cell[i] = dtr__put_##t(sum[DTR__GROUP + i] / (float)ranks);                     \
+            }                                                                                     \
+            dtr__store_##t(y, 2 * g, &v);                                                         \
+            dtr__store_##t(y, 2 * g + 1, &w);                                                     \
+        }                                                                                         \
+        for (uint64_t i = 16 * a->groups + tid; i < a->n; i += threads) {                         \
+            float sum = 0;                                                                        \
+            for (uint64_t r = 0; r < ranks; r++) {                                                \
+                const dtr__q8_head *h = (const dtr__q8_head *)(x + r * a->pattern[0]);            \
+                sum += ((float)((const unsigned char *)(h + 1))[i] - h->zero) * h->scale;         \
+            }                                                                                     \
+            y[i] = dtr__put_##t(sum / (float)ranks);                                              \
+        }                                                                                         \
+    }
+DTR__KERNEL_TYPES(DTR__DEFINE_Q8)
 
 /* ---- many stretches ---- */
 

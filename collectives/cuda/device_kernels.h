@@ -8,8 +8,9 @@
 #include <stdint.h>
 
 /* X(name): y = pattern; T(type, compute type): y *= alpha, y += alpha * x, sums of squares and
- * largest magnitudes by thread; C(to, from): conversions; I(name, type, type of computation): whole
- * numbers divided, as C does; N(bits): the first NaN, among elements of so many bits. */
+ * largest magnitudes by thread, and the 8-bit code (q8); C(to, from): conversions; I(name, type,
+ * type of computation): whole numbers divided, as C does; N(bits): the first NaN, among elements of
+ * so many bits. */
 /* clang-format off */
 #define DTR__KERNEL_INTEGERS(I) \
     I(u8, uint8_t, int32_t) I(i8, int8_t, int32_t) I(i32, int32_t, int32_t) I(i64, int64_t, int64_t)
@@ -21,7 +22,8 @@
     C(f32, f16) C(f32, bf16) C(f32, f64)            \
     C(f64, f16) C(f64, bf16) C(f64, f32)
 #define DTR__KERNELS_OF_TYPE(t, c) \
-    DTR__KERNEL(scale_##t) DTR__KERNEL(axpy_##t) DTR__KERNEL(squares_##t) DTR__KERNEL(largest_##t)
+    DTR__KERNEL(scale_##t) DTR__KERNEL(axpy_##t) DTR__KERNEL(squares_##t) DTR__KERNEL(largest_##t) \
+    DTR__KERNEL(q8_range_##t) DTR__KERNEL(q8_encode_##t) DTR__KERNEL(q8_decode_##t)
 /* clang-format on */
 #define DTR__KERNEL_OF_CAST(to, from) DTR__KERNEL(to##_from_##from)
 #define DTR__KERNEL_OF_INTEGER(t, c, wide) DTR__KERNEL(divide_##t)
@@ -67,6 +69,16 @@ typedef struct dtr__kernel_args {
     uint64_t pattern[2];
     uint64_t head; /* bytes of fill before the first multiple of 16 */
 } dtr__kernel_args;
+
+/* The 8-bit code: this, then a byte of each element; value = (byte - zero) * scale. range: y[0] and
+ * y[1], uint64_t, become the order (device_bodies.h) of the least element and of the negated
+ * largest, y[2] the number of the first without a code, where these are less. encode: y is a code,
+ * pattern[0] the address of those three. decode: x has pattern[1] codes of pattern[0] bytes each, y
+ * becomes their average. All go by 16 elements, and then one by one. */
+typedef struct dtr__q8_head {
+    float scale, zero;
+    uint64_t unused;
+} dtr__q8_head;
 
 /* A stretch is cut into chunks, which are shared out among blocks: `end` counts the chunks of this
  * and all earlier stretches, `last` the elements of its last one. The table is part of the

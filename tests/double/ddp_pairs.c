@@ -197,15 +197,14 @@ END_TEST
 
 /* ---- NaN ---- */
 
-/* A step of the device's side with a NaN as element `at` of parameter i on one rank. */
-static dtr_status backward_with_nan(pair *m, int bad, size_t i, size_t at) {
-    const float nan_value = NAN;
+/* A step of the device's side with a bad value as element `at` of parameter i on one rank. */
+static dtr_status backward_with(pair *m, float value, int bad, size_t i, size_t at) {
     for (int k = 0; k < PARAMS; k++) {
         write_pattern(m, dtr_ddp_grad(m->ddp[DEVICE], (size_t)k), th_rank(), k);
     }
     if (th_rank() == bad) {
         float *there = dtr_tensor_data(dtr_ddp_grad(m->ddp[DEVICE], i));
-        TH_CHECK(cudaMemcpyAsync(there + at, &nan_value, sizeof nan_value, cudaMemcpyHostToDevice,
+        TH_CHECK(cudaMemcpyAsync(there + at, &value, sizeof value, cudaMemcpyHostToDevice,
                                  m->stream) == cudaSuccess,
                  "copy");
     }
@@ -230,7 +229,7 @@ START_TEST(I15_check_nan) {
         pair_open(&m, &o, DTR_F32);
         for (int k = 0; k < 2 - mode / 2; k++) { /* before the rebuild and after */
             step_both(&m, "average beside looks for NaN");
-            TH_IS(backward_with_nan(&m, bad, 2, 4099), DTR_ERR_NAN);
+            TH_IS(backward_with(&m, NAN, bad, 2, 4099), DTR_ERR_NAN);
             snprintf(word, sizeof word, "'c' (2) has a NaN on rank %d (element 4099 in memory",
                      bad);
             TH_MESSAGE(word);
@@ -275,7 +274,7 @@ static void hooked_step(pair *m, const char *name) {
         write_pattern(m, dtr_ddp_grad(m->ddp[DEVICE], (size_t)i), th_rank(), i);
     }
     dtr_fake_cuda_log_start();
-    for (size_t i = 0; i < PARAMS; i++) {
+    for (size_t i = PARAMS; i-- > 0;) { /* in the host's order, which decides on the buckets */
         TH_IS(dtr_ddp_grad_ready(m->ddp[DEVICE], i, m->stream), DTR_OK);
     }
     TH_IS(dtr_ddp_backward_end(m->ddp[DEVICE], m->stream), DTR_OK);
@@ -317,7 +316,7 @@ START_TEST(Q1_hook_of_the_program) {
 }
 END_TEST
 
-/* Q5-Q7, Q13, Q14: the library's own hooks, those that compute on the host apart. */
+/* Q3, Q5-Q7, Q10, Q13, Q14: the library's own hooks, PowerSGD apart. */
 START_TEST(Q5_hooks_of_the_library) {
     static const struct {
         dtr_ddp_builtin which;
@@ -329,7 +328,7 @@ START_TEST(Q5_hooks_of_the_library) {
         { DTR_HOOK_BF16, DTR_OK, "bf16" },
         { DTR_HOOK_NOOP, DTR_OK, "noop" },
         { DTR_HOOK_POST_LOCAL_SGD, DTR_OK, "local" },
-        { DTR_HOOK_Q8, DTR_ERR_UNSUPPORTED, "q8" },
+        { DTR_HOOK_Q8, DTR_OK, "q8" },
         { DTR_HOOK_POWERSGD, DTR_ERR_UNSUPPORTED, "powersgd" },
     };
     for (size_t h = 0; h < sizeof hooks / sizeof hooks[0]; h++) {
@@ -352,6 +351,58 @@ START_TEST(Q5_hooks_of_the_library) {
 }
 END_TEST
 
+/* Q10, Q8: every type of gradients is coded as on the host; what has no code is an error of all
+ * ranks that names the parameter, and the next step works. */
+START_TEST(Q10_codes_of_8_bits) {
+    static const dtr_dtype types[] = { DTR_F16, DTR_BF16, DTR_F64, DTR_F32 };
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        char word[80];
+        pair m;
+        pair_open(&m, &o, types[t]);
+        for (int side = 0; side < 2; side++) {
+            TH_IS(dtr_ddp_register_builtin_hook(m.ddp[side], DTR_HOOK_Q8, NULL), DTR_OK);
+        }
+        hooked_step(&m, "codes");
+        hooked_step(&m, "codes after the rebuild");
+        for (int k = 0; k < 2 && types[t] == DTR_F32; k++) {
+            int bad = k % th_size();
+            TH_IS(backward_with(&m, k == 0 ? NAN : -INFINITY, bad, 2, 4097), DTR_ERR_NAN);
+            snprintf(word, sizeof word, "on rank %d: the gradient of parameter 'c' (2) is NaN or",
+                     bad);
+            TH_MESSAGE(word);
+            TH_AGREE();
+        }
+        hooked_step(&m, "codes after an error");
+        pair_close(&m);
+    }
+}
+END_TEST
+
+/* ---- limits of NCCL ---- */
+
+/* GF2: what the caller's group may take of the device, the module's own may as well. */
+START_TEST(GF2_limit_of_multiprocessors) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    dtr_ddp *ddp = NULL;
+    o.nccl_min_ctas = 2;
+    o.nccl_max_ctas = 3;
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
+    dtr_param p = { "a", on_gpu(DTR_F32, 64, 1, NULL), NULL, 0 };
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_ddp_create(g, &p, 1, NULL, &ddp), DTR_OK);
+    int made = dtr_fake_cuda_log_count("ncclCommInitRankConfig rank");
+    int limited = dtr_fake_cuda_log_count("CTAs 2 to 3");
+    TH_CHECK(made == limited && made == (th_size() > 1 && !staged()), "%d of %d: %s", limited, made,
+             dtr_fake_cuda_log_text());
+    TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    dtr_tensor_release(p.value);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ddp pairs", 110);
     th_add(tc, LG7_times_from_events, 1, 0);
@@ -362,6 +413,8 @@ static void make(Suite *s) {
     th_add(tc, Q5_hooks_of_the_library, 1, 0);
     TCase *nan = th_case(s, "NaN", 110);
     th_add(nan, I15_check_nan, 1, 0);
+    th_add(nan, Q10_codes_of_8_bits, 1, 0);
+    th_add(nan, GF2_limit_of_multiprocessors, 1, 0);
 }
 
 int main(int argc, char **argv) {

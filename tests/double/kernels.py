@@ -14,7 +14,7 @@ import tempfile
 
 nvcc, tree, bad = sys.argv[1:]
 LAYERS = ("runtime", "collectives", "tensor", "ddp")
-ONCE_PER_THREAD = ("largest_", "squares_", "nan_")  # write one number each; largest_ also reads one by one
+ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_")  # write one number each; largest_ also reads one by one
 PTX = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
 SASS = {"ld": re.compile(r"\bLDG\.E\.(\w+\.)*128"), "st": re.compile(r"\bSTG\.E\.(\w+\.)*128")}
 WORD = {"ld": "load", "st": "store"}
