@@ -1,5 +1,6 @@
 /* nccl:I14: a program that ends without destroying anything: no handler of the library calls CUDA
  * or NCCL then, and the exit code is the program's. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -28,7 +29,7 @@ static void require(dtr_status s) {
     }
 }
 
-static void use_and_leave(void) {
+static void use_and_leave(bool late) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
     dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
     dtr_world *w = NULL;
@@ -47,20 +48,32 @@ static void use_and_leave(void) {
     if (dtr_fake_cuda_log_count("ncclAllReduce rank") != 1) {
         _exit(CODE + 3);
     }
+    if (late) {
+        (void)setenv("DTR_FAKE_CUDA_ERR", "cudaGetDevice:0:4", 1); /* from here on every call */
+        dtr_fake_cuda_reload();
+    }
     dtr_fake_cuda_log_start();
+    if (late) {
+        (void)dtr_group_destroy(g);
+        (void)dtr_world_destroy(w);
+        _exit(dtr_fake_cuda_log_count("nccl") == 0 ? CODE : CODE + 4);
+    }
     exit(CODE);
 }
 
 int main(void) {
-    int status = 0;
-    pid_t child = fork(); /* before MPI */
-    if (child == 0) {
-        use_and_leave();
+    int wrong = 0;
+    for (int late = 0; late < 2; late++) {
+        int status = 0;
+        pid_t child = fork(); /* before MPI */
+        if (child == 0) {
+            use_and_leave(late != 0);
+        }
+        if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ||
+            WEXITSTATUS(status) != CODE) {
+            fprintf(stderr, "%s: ended with %#x\n", late ? "late" : "early", (unsigned)status);
+            wrong = 1;
+        }
     }
-    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ||
-        WEXITSTATUS(status) != CODE) {
-        fprintf(stderr, "ended with %#x\n", (unsigned)status);
-        return 1;
-    }
-    return 0;
+    return wrong;
 }

@@ -101,9 +101,9 @@ static void order_good(dtr_group *g) {
     drop(b);
 }
 
-/* nccl:F1, nccl:F2, nccl:F3, nccl:F4, nccl:F5, groups:NEW21, groups:NEW22, collectives:NCO14:
- * groups of a connected parent are split from it by all its ranks, with and without a group of
- * their own; those of another are made afresh. */
+/* nccl:F1, nccl:F2, nccl:F3, nccl:F4, nccl:F5, nccl:F8, groups:NEW21, groups:NEW22,
+ * collectives:NCO14: groups of a connected parent are split from it by all its ranks, with and
+ * without a group of their own; those of another are made afresh. */
 START_TEST(F1_split) {
     dtr_group_options o = bound("parent"), half = DTR_GROUP_OPTIONS_INIT;
     dtr_group *parent = make(&o), *child = NULL;

@@ -212,8 +212,9 @@ static void check_order(const char *const *words, int n) {
     free(log);
 }
 
-/* D2, D3, D7: a communicator for each device, also for batches, scopes and pairs; calls run with
- * the buffers' device current, and the caller's comes back. */
+/* D2, D3, D7, E2: a communicator for each device, also for batches, scopes and pairs, with messages
+ * of its own while it is made; calls run with the buffers' device current, and the caller's comes
+ * back. I3: so does an abort, on the device that the communicator was made for. */
 START_TEST(D2_D7_two_devices) {
     static const char *const guarded[] = { "cudaSetDevice device=1", "ncclCommInitRankConfig rank",
                                            "cudaSetDevice device=0", "cudaSetDevice device=1",
@@ -249,10 +250,29 @@ START_TEST(D2_D7_two_devices) {
     }
     TH_CHECK(calls("ncclCommInitRankConfig rank") == 2 + 2 * pairs, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(cudaGetDevice(&now) == cudaSuccess && now == 0, "cuda:%d is current", now);
+    TH_IS(dtr_group_drain(g, -1), DTR_OK);
+    TH_AGREE();
+    TH_OK(dtr_group_destroy(g));
+    TH_OK(dtr_group_create(th_world(), NULL, th_size(), NULL, &g));
+    if (pairs) {
+        TH_IS(th_rank() < peer ? dtr_send(g, two, peer, 0, NULL, NULL)
+                               : dtr_recv(g, in, peer, 0, NULL, NULL),
+              DTR_OK);
+    }
+    TH_IS(dtr_group_drain(g, -1), DTR_OK);
+    TH_AGREE();
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_group_abort(g, "enough"), DTR_OK);
+    while (pairs && calls("ncclCommAbort") == 0) {
+        th_sleep(0.001);
+    }
+    const char *log = dtr_fake_cuda_log_text(), *set = strstr(log, "cudaSetDevice device=1");
+    TH_CHECK(!pairs || (set != NULL && set < strstr(log, "ncclCommAbort")), "%s", log);
+    th_barrier();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
     drop(one);
     drop(two);
     TH_AGREE();
-    TH_OK(dtr_group_destroy(g));
 }
 END_TEST
 
@@ -451,6 +471,31 @@ START_TEST(K10_U4_numbers) {
     static const dtr__kind kinds[] = { DTR__K_ALLREDUCE, DTR__K_BATCH, DTR__K_COALESCED_P2P,
                                        DTR__K_COALESCED };
     static const uint64_t counts[] = { 7, 0, 0, 16 };
+    static const char *const names[] = {
+        [DTR__K_BROADCAST] = "broadcast",
+        [DTR__K_REDUCE] = "reduce",
+        [DTR__K_ALLREDUCE] = "allreduce",
+        [DTR__K_ALLGATHER] = "allgather",
+        [DTR__K_ALLGATHERV] = "allgatherv",
+        [DTR__K_GATHER] = "gather",
+        [DTR__K_GATHERV] = "gatherv",
+        [DTR__K_SCATTER] = "scatter",
+        [DTR__K_SCATTERV] = "scatterv",
+        [DTR__K_REDUCE_SCATTER] = "reduce_scatter",
+        [DTR__K_REDUCE_SCATTERV] = "reduce_scatterv",
+        [DTR__K_ALLTOALL] = "alltoall",
+        [DTR__K_ALLTOALLV] = "alltoallv",
+        [DTR__K_BARRIER] = "barrier",
+        [DTR__K_SEND] = "send",
+        [DTR__K_RECV] = "recv",
+        [DTR__K_BATCH] = "batch_p2p",
+        [DTR__K_COALESCED] = "coalesced",
+        [DTR__K_CONNECT] = "connect",
+    };
+    for (int k = 0; k <= DTR__K_CONNECT; k++) {
+        TH_CHECK(names[k] == NULL || strcmp(dtr__kind_name((dtr__kind)k), names[k]) == 0,
+                 "kind %d is called %s", k, dtr__kind_name((dtr__kind)k));
+    }
     for (int i = 0; i < 4; i++) {
         dtr__record r = newest(g, kinds[i]);
         bool message = i == 1 || i == 2;

@@ -60,7 +60,7 @@ static void read_faults(const char *variable, bool has_code) {
         }
         fake_fault f = { .seen = 0 };
         int fields = sscanf(one, "%63[^:]:%ld:%d", f.name, &f.nth, &f.code);
-        if (fields != (has_code ? 3 : 2) || f.nth < 1 || settings.n_faults == FAKE_FAULTS) {
+        if (fields != (has_code ? 3 : 2) || f.nth < 0 || settings.n_faults == FAKE_FAULTS) {
             fake_die("%s is \"%s\"; expected at most %d of name:nth%s", variable, text, FAKE_FAULTS,
                      has_code ? ":code" : "");
         }
@@ -209,7 +209,7 @@ static cudaError_t injected(const char *function) {
     fake_lock(&lock);
     for (int i = 0; i < settings.n_faults; i++) {
         fake_fault *f = &settings.faults[i];
-        if (strcmp(f->name, function) == 0 && ++f->seen == f->nth) {
+        if (strcmp(f->name, function) == 0 && (++f->seen == f->nth || f->nth == 0)) {
             e = (cudaError_t)f->code;
             hang = f->code == 0;
         }
