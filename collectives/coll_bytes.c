@@ -112,6 +112,7 @@ static dtr_status may_block(dtr_group *g, dtr__kind kind) {
     if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
         return dtr__group_broken(g);
     }
+    DTR_TRY(dtr__group_ending(g, entry));
     DTR_TRY(dtr__scope_refuse(g, entry));
     dtr__error_context ctx = { g->world, dtr__kind_name(kind), g->name };
     DTR_REQUIRE(

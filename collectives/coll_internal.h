@@ -174,6 +174,8 @@ dtr_status dtr__coll_check_head(const dtr_group *group, const dtr__request *r, b
  * public call) and process; DTR_ERR_STATE for a destroyed one. Whether the group is broken is not
  * looked at. In group.c. */
 dtr_status dtr__group_check(const dtr_group *group, const char *entry);
+/* Refuses what would be issued once the end of the group has begun on this rank. */
+dtr_status dtr__group_ending(const dtr_group *group, const char *entry);
 
 /* ---- work ---- */
 typedef enum dtr__recording_state {
@@ -315,6 +317,7 @@ struct dtr_group {
     _Atomic uint64_t errors;    /* works that ended with one */
     _Atomic uint64_t comms_by_init, comms_by_split;
     _Atomic int status;                    /* DTR_OK or what broke it; the first wins */
+    _Atomic bool ending;                   /* its end has begun here: nothing more is issued */
     dtr__error_copy *error;                /* set before status */
     _Atomic(dtr__error_copy *) accusation; /* what this rank says broke it, NULL: nothing yet */
     _Atomic int accused;                   /* with which status; before accused_ns */

@@ -526,6 +526,10 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
         dtr__call_site_drop();
         return dtr__group_broken(g);
     }
+    if (atomic_load_explicit(&g->ending, memory_order_acquire)) {
+        dtr__call_site_drop();
+        return dtr__group_ending(g, dtr__kind_entry(r->kind));
+    }
     dtr__scope *scope = atomic_load_explicit(&g->scope, memory_order_acquire);
     if (scope != NULL) {
         return dtr__scope_record(g, scope, r, work);

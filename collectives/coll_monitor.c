@@ -393,6 +393,7 @@ static void begin_record(call *c, const dtr__call *site) {
 
 static dtr_status check(dtr_group *g, double timeout_s) {
     dtr__error_context ctx = { g->world, "monitored_barrier", g->name };
+    DTR_TRY(dtr__group_ending(g, "dtr_monitored_barrier"));
     DTR_TRY(dtr__scope_refuse(g, "dtr_monitored_barrier"));
     DTR_REQUIRE(
         !dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,

@@ -109,6 +109,7 @@ dtr_status dtr_coalesce_begin(dtr_group *g) {
     if (s != DTR_OK) {
         return s;
     }
+    DTR_TRY(dtr__group_ending(g, "dtr_coalesce_begin"));
     dtr__error_context ctx = { g->world, "coalesced", g->name };
     DTR_REQUIRE(
         atomic_load_explicit(&g->scope, memory_order_acquire) == NULL, &ctx, DTR_ERR_STATE,

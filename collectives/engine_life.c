@@ -50,6 +50,7 @@ dtr_status dtr__engine_drain(dtr_group *g, double limit_s) {
     DTR_REQUIRE(!dtr__in_callback(g->world), &ctx, DTR_ERR_STATE,
                 "group '%s' cannot be destroyed inside a completion callback of its world",
                 g->name);
+    atomic_store(&g->ending, true);
     dtr__scope_drop(g);
     bool timed_out = false;
     double end = dtr__now() + limit_s, stuck = INFINITY;

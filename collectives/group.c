@@ -282,6 +282,15 @@ dtr_status dtr__group_check(const dtr_group *group, const char *entry) {
     return DTR_OK;
 }
 
+dtr_status dtr__group_ending(const dtr_group *group, const char *entry) {
+    dtr__error_context ctx = { .operation = entry, .group = group->name };
+    DTR_REQUIRE(!atomic_load_explicit(&group->ending, memory_order_acquire), &ctx, DTR_ERR_STATE,
+                "%s on group '%s': its destruction has begun on this rank (dtr_group_destroy or "
+                "dtr_world_destroy), so nothing more can be issued",
+                entry, group->name);
+    return DTR_OK;
+}
+
 /* ---- queries ---- */
 
 int dtr_group_rank(const dtr_group *group) {

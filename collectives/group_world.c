@@ -188,6 +188,9 @@ static dtr_status drain_all(dtr_world *world) {
     dtr__groups *gs = world->groups;
     dtr_status s = DTR_OK;
     for (dtr_group *g = gs->last; g != NULL; g = g->prev) {
+        atomic_store(&g->ending, true);
+    }
+    for (dtr_group *g = gs->last; g != NULL; g = g->prev) {
         if (!g->is_world && g->listed) {
             DTR_WARN(world, "dtr_world_destroy: group \"%s\" was not destroyed; destroying it now",
                      g->name);

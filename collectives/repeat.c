@@ -90,6 +90,7 @@ static bool is_idle(const dtr_group *g) {
     return g->collectives.head == NULL && g->p2p.head == NULL && g->spare != NULL &&
            atomic_load_explicit(&g->active, memory_order_seq_cst) == 0 &&
            atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
+           !atomic_load_explicit(&g->ending, memory_order_relaxed) &&
            atomic_load_explicit(&g->scope, memory_order_acquire) == NULL;
 }
 

@@ -29,6 +29,8 @@ dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7
   ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1 DTR_SHM_CONTROL=36KiB)
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 3 7)
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
+dtr_add_mpi_test(watchdog SOURCES mpi/watchdog.c NPROCS 1 2 3 7)
+target_link_options(test_watchdog PRIVATE -Wl,--wrap=rename)
 dtr_add_mpi_test(detect SOURCES mpi/detect.c NPROCS 1 2 4)
 # Under valgrind its own memory grows: not at 2 ranks, which memcheck runs.
 dtr_add_mpi_test(flat_memory SOURCES mpi/flat_memory.c NPROCS 3)
