@@ -179,7 +179,7 @@ static void barrier_behind(const gated *h, const dtr_coll_options *o, bool in_sc
     }
     TH_IS(dtr_work_wait(w, -1), DTR_OK);
     double ended = th_now(), latest = th_latest(let_go);
-    TH_CHECK(cudaStreamQuery(h->stream) == cudaSuccess, "the stream has not ended");
+    TH_CHECK(cudaEventQuery(h->open) == cudaSuccess, "what the stream holds has not ended");
     TH_IS(dtr_work_release(w), DTR_OK);
     TH_CHECK(ended >= latest, "it ended %g s before the last rank's stream", latest - ended);
 }
@@ -208,8 +208,9 @@ START_TEST(Y1_barrier_waits_for_its_stream) {
         dtr_fake_cuda_log_start();
         TH_IS(dtr_barrier(th_group(), with ? &o : NULL, NULL), DTR_OK);
         TH_CHECK(dtr_group_seq(th_group()) == seq + 1, "not counted once");
-        TH_CHECK((dtr_fake_cuda_log_count("cudaEvent") > 0) == with, "%s",
-                 dtr_fake_cuda_log_text());
+        int looks = dtr_fake_cuda_log_count("cudaEventQuery");
+        int marks = dtr_fake_cuda_log_count("cudaEventRecord");
+        TH_CHECK(marks == with && (looks > 0) == with, "%s", dtr_fake_cuda_log_text());
         TH_CHECK(!with || here[i] == i * 0x01010101, "number %d is %d", i, here[i]);
     }
     unsetenv("DTR_FAKE_CUDA_DELAY_US");
