@@ -163,7 +163,8 @@ START_TEST(GF4_many_iterations_without_a_wait) {
 }
 END_TEST
 
-/* GF3: backward_end returns although nothing of the backward pass has run yet. */
+/* GF3, of Y6 the device: backward_end returns although nothing of the backward pass has run yet,
+ * and what is queued later on its stream reads averages. */
 START_TEST(GF3_the_host_goes_on) {
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
     cudaEvent_t open;

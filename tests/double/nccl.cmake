@@ -72,7 +72,8 @@ dtr_add_device_why_test(op "" "nccl   cannot: NCCL has no bit operations.*stage 
 dtr_add_device_why_test(shared cuda:nccl "cannot: NCCL puts no two ranks on one GPU.*refused with DTR_ERR_UNSUPPORTED"
   alltoall f32 1K --one-gpu)
 
-# DDP on the device: over NCCL, with random delays too, over stage, and where the ranks share a GPU.
+# DDP on the device: over NCCL, with random delays too, over stage, and where the ranks share a GPU (of ddp:GF6 the
+# results on two ranks; the one warning is nccl:GP5's).
 dtr_add_double_mpi_test(double_ddp NPROCS 2 SOURCES ddp_gpu.c LIBS fake_cudart)
 dtr_add_mpi_run(double_ddp_delays TARGET test_double_ddp NPROCS 1 4 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_CUDA_DELAY_US=30 DTR_FAKE_CUDA_SEED=5)
