@@ -280,8 +280,9 @@ dtr_status dtr__work_make(dtr_group *g, int refs, dtr_work **w) {
 }
 
 /* Progress lock held; it is given away for callbacks and, where this thread is the only one that
- * moves things, for other groups. */
-static void finish_inline(dtr_group *g, dtr_work *w) {
+ * moves things, for other groups. False: another thread has taken it meanwhile, which may be stuck
+ * with it, so that the work was waited for without. */
+static bool finish_inline(dtr_group *g, dtr_work *w) {
     bool help = !dtr__progress_has_thread(g->world);
     dtr__backoff backoff = { 0 };
     for (unsigned n = 1; w->linked; n++) {
@@ -297,7 +298,10 @@ static void finish_inline(dtr_group *g, dtr_work *w) {
             if (others) {
                 dtr__progress_poll_all(g->world);
             }
-            dtr__latch_take(g->world, g->progress);
+            if (!dtr__latch_try(g->progress)) {
+                dtr__work_block(w);
+                return false;
+            }
         }
         if (moved) {
             backoff = (dtr__backoff){ 0 };
@@ -305,10 +309,13 @@ static void finish_inline(dtr_group *g, dtr_work *w) {
             dtr__backoff_pause(g->world, &backoff);
         }
     }
+    return true;
 }
 
-/* A blocking call in a work that this thread alone has; progress lock held. */
-static dtr_status run_inline(dtr_group *g, dtr_work *w, const dtr__request *r, int backend) {
+/* A blocking call in a work that this thread alone has; progress lock held, and afterwards *held.
+ */
+static dtr_status run_inline(dtr_group *g, dtr_work *w, const dtr__request *r, int backend,
+                             bool *held) {
     dtr_status s = dtr__work_describe(w, g, &w->call, r, backend, true);
     if (s < 0) {
         return s;
@@ -319,14 +326,15 @@ static dtr_status run_inline(dtr_group *g, dtr_work *w, const dtr__request *r, i
         return dtr__group_broken(g);
     }
     dtr__group_enter(g, w);
-    finish_inline(g, w);
-    if (w->status == DTR_OK && !dtr__wants_nan_check(g, &w->call)) {
+    *held = finish_inline(g, w);
+    if (*held && w->status == DTR_OK && !dtr__wants_nan_check(g, &w->call)) {
         dtr__repeat_learn(g, r, w, backend);
     }
     return dtr__work_result(w);
 }
 
-dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w) {
+dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w, bool *held) {
+    *held = true;
     atomic_store_explicit(&w->refs, 2, memory_order_relaxed);
     pthread_mutex_lock(&g->queue_lock);
     bool open = atomic_load_explicit(&g->status, memory_order_relaxed) == DTR_OK;
@@ -348,12 +356,12 @@ dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w) {
     } else {
         dtr__group_enter(g, w);
     }
-    finish_inline(g, w);
+    *held = finish_inline(g, w);
     return dtr__work_result(w);
 }
 
-void dtr__work_keep_spare(dtr_group *g, dtr_work *w) {
-    if (g->spare == NULL && w->error == NULL) {
+void dtr__work_keep_spare(dtr_group *g, dtr_work *w, bool held) {
+    if (held && g->spare == NULL && w->error == NULL) {
         g->spare = w;
     } else {
         dtr__work_unref(w);
@@ -466,17 +474,20 @@ static bool is_empty_batch(const dtr__call *c) {
  * lock back. */
 static dtr_status issue_inline(dtr_group *g, const dtr__request *r, int64_t now) {
     int backend = 0;
+    bool held = true;
     dtr_work *w = g->spare;
     dtr_status s = w != NULL ? DTR_OK : dtr__work_make(g, 1, &w);
     g->spare = NULL;
     if (s == DTR_OK) {
         s = examine(g, r, true, now, &w->call, &backend);
         if (s == DTR_OK && !is_empty_batch(&w->call)) {
-            s = run_inline(g, w, r, backend);
+            s = run_inline(g, w, r, backend, &held);
         }
-        dtr__work_keep_spare(g, w);
+        dtr__work_keep_spare(g, w, held);
     }
-    dtr__latch_drop(g->progress);
+    if (held) {
+        dtr__latch_drop(g->progress);
+    }
     if (s < 0 && atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
         dtr__notices_visit(g->world); /* others may wait for the news */
     }

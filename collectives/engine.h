@@ -81,10 +81,10 @@ void dtr__work_hand_over(dtr_group *g, const dtr_work *w);
 void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags);
 void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r);
 /* Run a work inline that has its numbers and its record, in a blocking caller who alone has it.
- * Progress lock held. */
-dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w);
-/* It may serve the next blocking call. Progress lock held. */
-void dtr__work_keep_spare(dtr_group *g, dtr_work *w);
+ * Progress lock held; afterwards as *held says, because a thread that is stuck may have it. */
+dtr_status dtr__work_run_numbered(dtr_group *g, dtr_work *w, bool *held);
+/* It may serve the next blocking call, if the progress lock is held. */
+void dtr__work_keep_spare(dtr_group *g, dtr_work *w, bool held);
 /* Numbers of the records of a batch's entries, kept behind its list. */
 static inline uint64_t *dtr__batch_records(const dtr_work *w) {
     return (uint64_t *)(w->call.batch + w->call.n_batch);

@@ -262,7 +262,7 @@ static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
 
 /* What has not ended at once becomes the work kept for blocking calls. */
 static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uint64_t record,
-                        bool started) {
+                        bool started, bool *held) {
     dtr_work *w = g->spare;
     g->spare = NULL;
     (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* room for arrays is there */
@@ -278,8 +278,8 @@ static dtr_status go_on(dtr_group *g, dtr__repeat *p, const dtr__request *r, uin
         w->started = true;
         w->backend->repeat_go_on(g, w->backend_state, w);
     }
-    dtr_status s = dtr__work_run_numbered(g, w);
-    dtr__work_keep_spare(g, w);
+    dtr_status s = dtr__work_run_numbered(g, w, held);
+    dtr__work_keep_spare(g, w, *held);
     return s;
 }
 
@@ -292,6 +292,7 @@ static uint64_t next(_Atomic uint64_t *counter) {
 
 bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     uint64_t record = 0;
+    bool held = true;
     if (!dtr__latch_try_as(g->progress, DTR__LATCH_NUMBERING)) {
         return false;
     }
@@ -312,12 +313,14 @@ bool dtr__repeat_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     *status = DTR_OK;
     progress how = run(g, p, &record);
     if (how != FINISHED) {
-        *status = go_on(g, p, r, record, how == UNDER_WAY);
+        *status = go_on(g, p, r, record, how == UNDER_WAY, &held);
     }
-    if (how == NOT_BEGUN && !p->p2p) {
+    if (held && how == NOT_BEGUN && !p->p2p) {
         p->id = 0; /* other memory: the next call finds out anew */
     }
-    dtr__latch_drop(g->progress);
+    if (held) {
+        dtr__latch_drop(g->progress);
+    }
     if (seq % CALLS_PER_NEWS == 0 || *status < 0) {
         dtr__notices_visit(g->world);
     }

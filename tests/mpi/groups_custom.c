@@ -1,5 +1,7 @@
 /* Backends of the program's own: registration, selection, what they are told, and their calls. */
+#include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
@@ -237,13 +239,90 @@ START_TEST(BKD2_cancel_and_failure) {
 }
 END_TEST
 
-/* DES7: a table with the two slots that must be there, and one operation. */
+/* reliability:DL3, N3: the limit of a blocking call is kept although the progress thread hangs with
+ * the group's lock, which it has taken while the caller ran a callback. Sends are over when the
+ * caller has begun to receive and looks at them; a receive with tag 1 hangs in the other thread. */
+static struct {
+    pthread_t caller;
+    atomic_int begun, armed, hung, go_on;
+    int requests[3];
+} stuck;
+
 static dtr_status least_create(const dtr_backend_args *a, void **state) {
     (void)a;
     (void)state;
     return DTR_OK;
 }
 
+static void await(atomic_int *flag) { /* or a second, where nobody can set it */
+    for (int i = 0; i < 1000 && atomic_load(flag) == 0; i++) {
+        usleep(1000);
+    }
+}
+
+static dtr_status stuck_start(void *state, const dtr_backend_call *c, void **request) {
+    (void)state;
+    *request = &stuck.requests[c->tag];
+    if (c->tag == 2) {
+        atomic_store(&stuck.begun, 1);
+    }
+    return DTR_OK;
+}
+
+static dtr_status stuck_test(void *state, void *request, bool *done, int *source) {
+    (void)state;
+    (void)source;
+    bool caller = pthread_equal(pthread_self(), stuck.caller) != 0;
+    *done = request == &stuck.requests[0] && caller && atomic_load(&stuck.begun) != 0;
+    if (request == &stuck.requests[1] && !caller && atomic_load(&stuck.armed) != 0) {
+        atomic_store(&stuck.hung, 1);
+        while (atomic_load(&stuck.go_on) == 0) {
+            usleep(1000);
+        }
+    }
+    return DTR_OK;
+}
+
+static void stuck_callback(dtr_work *work, dtr_status s, void *arg) {
+    (void)work;
+    (void)s;
+    (void)arg;
+    atomic_store(&stuck.armed, 1);
+    await(&stuck.hung);
+}
+
+START_TEST(DL3_limit_behind_a_stuck_thread) {
+    dtr_world *w = NULL;
+    dtr_backend_ops ops = DTR_BACKEND_OPS_INIT;
+    ops.create = least_create;
+    ops.test = stuck_test;
+    ops.send = ops.recv = stuck_start;
+    stuck.caller = pthread_self();
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    TH_IS(dtr_backend_register(w, "stuck", &ops, DTR_BACKEND_CPU), DTR_OK);
+    dtr_group *g = toy_group(w, "stuck");
+    int32_t x = 1;
+    dtr_buffer b = dtr_cpu(&x, 1, DTR_I32);
+    int peer = (th_rank() + 1) % th_size();
+    dtr_coll_options o = { .struct_size = sizeof o, .timeout_s = 1.5 };
+    dtr_work *over = NULL, *hangs = NULL;
+    TH_IS(dtr_send(g, b, peer, 0, NULL, &over), DTR_OK);
+    TH_IS(dtr_work_on_complete(over, stuck_callback, NULL), DTR_OK);
+    TH_IS(dtr_recv(g, b, peer, 1, NULL, &hangs), DTR_OK);
+    th_barrier(); /* the first limit ends the group for all */
+    TH_IS(dtr_recv(g, b, peer, 2, &o, NULL), DTR_ERR_TIMEOUT);
+    atomic_store(&stuck.go_on, 1);
+    (void)dtr_work_wait(over, -1); /* OK, unless this rank came too late to look at it */
+    TH_IS(dtr_work_wait(hangs, -1), DTR_ERR_TIMEOUT);
+    TH_IS(dtr_work_release(over), DTR_OK);
+    TH_IS(dtr_work_release(hangs), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* DES7: a table with the two slots that must be there, and one operation. */
 START_TEST(DES7_optional_slots) {
     dtr_world *w = toy_world();
     dtr_backend_ops o = DTR_BACKEND_OPS_INIT;
@@ -330,6 +409,7 @@ static void make(Suite *s) {
     th_add(tc, STO4_keys_are_the_groups_own, 2, 0);
     th_add(tc, BKD1_empty_slots, 1, 0);
     th_add(tc, BKD2_cancel_and_failure, 1, 0);
+    th_add(tc, DL3_limit_behind_a_stuck_thread, 2, 0);
     th_add(tc, DES7_optional_slots, 1, 0);
     th_add(tc, NEW38_one_rank_fails, 2, 0);
     th_add(tc, CFG16_registered_alike, 2, 0);
