@@ -353,6 +353,8 @@ struct dtr_group {
         uint64_t warned, agreed; /* newest operation told to be slow; collective all agree on */
         int64_t look_ns,
             odd_ns;    /* the next comparison; since when ranks disagree, 0: they do not */
+        uint64_t last; /* the newest collective when no one was open, since last_ns */
+        int64_t last_ns;
         bool told;     /* that it is broken */
     } watched;         /* watch.c; lock of the world's groups */
     dtr__finish *late; /* last steps of failed works, run by dtr__engine_close; queue_lock */

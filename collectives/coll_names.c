@@ -111,9 +111,9 @@ const char *dtr__work_title(const dtr_work *w, char *text, size_t cap) {
     if (c->tag >= 0) {
         add_ends(text, cap, &at, w);
     }
-    if (c->kind == DTR__K_BATCH || c->kind == DTR__K_COALESCED || c->kind == DTR__K_COALESCED_P2P) {
+    if (c->n_batch > 0) {
         add(text, cap, &at, " (%zu operation%s)", c->n_batch, c->n_batch == 1 ? "" : "s");
-    } else if (c->kind != DTR__K_BARRIER) {
+    } else if (c->kind != DTR__K_BARRIER && c->kind != DTR__K_COALESCED) {
         add(text, cap, &at, " %s x %zu", dtr_dtype_name(c->dtype),
             c->in_count > c->out_count ? c->in_count : c->out_count);
     }

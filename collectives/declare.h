@@ -34,6 +34,15 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all, boo
  * Of `w` only call, without its arrays, group, world and number are looked at. */
 bool dtr__compare(const dtr_work *w, dtr__declaration *all, int *missing);
 
+/* Whether that may be asked about operations of this kind. */
+bool dtr__is_compared(dtr__kind kind);
+/* What this rank's own recording says of an earlier operation, for dtr__compare, which writes no
+ * site: that goes to `site`, as large as a declaration's. False: it is not known any more. */
+bool dtr__recall(dtr_group *g, uint64_t seq, dtr_work *like, char *site);
+/* DTR_ERR_MISMATCH as dtr__disagreement, about `w` or the first of the last few operations before
+ * it on which the ranks have disagreed; DTR_OK: none is known. */
+dtr_status dtr__find_odd(const dtr_work *w);
+
 /* The same for one pair: `peer` gives `given` elements where this rank takes `taken`. */
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
                                   const dtr__declaration *mine);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "death.h"
+#include "declare.h"
 #include "engine.h"
 #include "fence.h"
 #include "nccl/nccl_calls.h"
@@ -178,6 +179,11 @@ static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *t
 static void expire(dtr_group *g, dtr_work *w, bool locked, dtr__queue *called) {
     char title[256], site[128], why[1024], who[1400];
     dtr__error_context ctx = dtr__work_context(w);
+    dtr_status odd = dtr__find_odd(w);
+    if (odd != DTR_OK) {
+        dtr__group_break_with(g, odd, called);
+        return;
+    }
     (void)DTR_FAIL(
         &ctx, DTR_ERR_TIMEOUT,
         "%s did not finish within %g s on rank %d: %s; called at %s%s. The group is broken: "

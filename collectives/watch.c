@@ -99,27 +99,63 @@ static int64_t compare_every(const dtr_group *g) {
 
 static bool is_comparable(const dtr_group *g, const dtr_work *w, int64_t now) {
     bool compares = w->backend == &dtr__backend_shm || dtr__at_detail(g->world);
-    return !compares && (w->call.kind <= DTR__K_BARRIER || w->call.kind == DTR__K_COALESCED) &&
-           w->seq > g->watched.agreed && now - w->call.issued_ns >= COMPARE_AFTER_MS * MS;
+    return !compares && dtr__is_compared(w->call.kind) && w->seq > g->watched.agreed &&
+           now - w->call.issued_ns >= COMPARE_AFTER_MS * MS;
+}
+
+/* `site`: of this rank's call, NULL: as `like` says. */
+static void compare(dtr_group *g, const dtr_work *like, const char *site, int64_t now,
+                    dtr__queue *called) {
+    int missing = 0;
+    dtr__declaration *all = calloc((size_t)g->size, sizeof *all);
+    if (all != NULL && dtr__compare(like, all, &missing)) {
+        g->watched.odd_ns = g->watched.odd_ns == 0 ? now : g->watched.odd_ns;
+        if (site != NULL) {
+            memcpy(all[g->rank].site, site, sizeof all->site);
+        }
+        if (missing == 0 || now - g->watched.odd_ns >= GRACE_MS * MS) {
+            dtr__group_accuse(g, dtr__disagreement(like, all, true), called);
+        }
+    } else if (all != NULL && missing == 0) {
+        g->watched.agreed = like->seq;
+    }
+    free(all);
+}
+
+/* Of a small broadcast with two roots nobody may wait: each root has sent and is through. So the
+ * newest collective is compared once nothing follows it, ever more rarely while some have not
+ * called it yet. */
+static void look_back(dtr_group *g, int64_t now, dtr__queue *called) {
+    dtr_work like = { 0 };
+    char site[sizeof((dtr__declaration *)NULL)->site] = "";
+    bool by_message = g->backend[0] == &dtr__backend_mpi || g->backend[0] == &dtr__backend_hier;
+    uint64_t seq = atomic_load_explicit(&g->seq, memory_order_acquire);
+    if (!by_message || dtr__at_detail(g->world) || seq <= g->watched.agreed) {
+        return;
+    }
+    if (seq != g->watched.last) {
+        g->watched.last = seq;
+        g->watched.last_ns = now;
+        g->watched.look_ns = now + compare_every(g);
+    } else if (now >= g->watched.look_ns) {
+        int64_t quiet_ns = now - g->watched.last_ns;
+        g->watched.look_ns = now + (quiet_ns > compare_every(g) ? quiet_ns : compare_every(g));
+        if (dtr__recall(g, seq, &like, site)) {
+            compare(g, &like, site, now, called);
+        } else {
+            g->watched.agreed = seq;
+        }
+    }
 }
 
 static void look_for_odd(dtr_group *g, int64_t now, dtr__queue *called) {
     dtr_work like = { 0 };
-    int missing = 0;
-    if (now < g->watched.look_ns || !oldest(g, true, &like) || !is_comparable(g, &like, now)) {
-        return;
+    if (!oldest(g, true, &like)) {
+        look_back(g, now, called);
+    } else if (now >= g->watched.look_ns && is_comparable(g, &like, now)) {
+        g->watched.look_ns = now + compare_every(g);
+        compare(g, &like, NULL, now, called);
     }
-    g->watched.look_ns = now + compare_every(g);
-    dtr__declaration *all = calloc((size_t)g->size, sizeof *all);
-    if (all != NULL && dtr__compare(&like, all, &missing)) {
-        g->watched.odd_ns = g->watched.odd_ns == 0 ? now : g->watched.odd_ns;
-        if (missing == 0 || now - g->watched.odd_ns >= GRACE_MS * MS) {
-            dtr__group_accuse(g, dtr__disagreement(&like, all, true), called);
-        }
-    } else if (all != NULL && missing == 0) {
-        g->watched.agreed = like.seq;
-    }
-    free(all);
 }
 
 /* ---- broken groups ---- */

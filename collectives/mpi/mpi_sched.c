@@ -209,14 +209,7 @@ static dtr_status post_failed(const dtr__mpi_transfer *t, int code, const dtr_wo
 
 static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
     dtr__error_context ctx = dtr__work_context(w);
-    int missing = 0;
-    dtr__declaration *all = calloc((size_t)w->group->size, sizeof *all);
-    bool seen = all != NULL && dtr__compare(w, all, &missing);
-    dtr_status s = seen ? dtr__disagreement(w, all, true) : DTR_OK;
-    free(all);
-    if (seen) {
-        return s;
-    }
+    DTR_TRY(dtr__find_odd(w));
     return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
                     "rank %d is in another call, or gave another count, dtype, operator or root: "
                     "its message of %d bytes for this call never came, but a later one did; "

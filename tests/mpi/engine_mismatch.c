@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -333,12 +334,53 @@ START_TEST(DBG10_levels_change_nothing) {
 }
 END_TEST
 
+/* reliability:Q1, FI10: on mpi the two roots of a small broadcast are through at once and nothing
+ * follows, at DTR_DEBUG=off: the group breaks all the same, and the message has both roots. */
+START_TEST(Q1_two_roots_and_no_more) {
+    dtr_world *w = world_at("off");
+    dtr_group *g = group_on(w, "cpu:mpi", 600);
+    float x = 1;
+    dtr_buffer b = dtr_cpu(&x, 1, DTR_F32);
+    dtr_status s = dtr_broadcast(g, b, th_rank() == 1 ? 1 : 0, NULL, NULL);
+    TH_CHECK(s == DTR_OK || s == DTR_ERR_MISMATCH, "%s", dtr_status_name(s));
+    while (dtr_group_status(g) == DTR_OK) {
+        usleep(2000); /* the test's watchdog is the limit */
+    }
+    TH_IS(dtr_broadcast(g, b, 0, NULL, NULL), DTR_ERR_MISMATCH);
+    TH_MESSAGE("disagree on the root of broadcast: most have 0 (rank 0, called at "
+               "engine_mismatch.c:");
+    TH_MESSAGE("rank 1 has 1 (called at engine_mismatch.c:");
+    TH_OK(dtr_group_destroy(g));
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
+/* reliability:CP5, FI10: each of two ranks waits for the other's broadcast. What their limit ends
+ * is told as what it is. */
+START_TEST(CP5_mismatch_rather_than_timeout) {
+    dtr_world *w = world_at("off");
+    dtr_group *g = group_on(w, "cpu:mpi", 600);
+    float x = 1;
+    dtr_work *work = NULL;
+    TH_OK(dtr_broadcast(g, dtr_cpu(&x, 1, DTR_F32), th_rank() == 0 ? 1 : 0, NULL, &work));
+    th_barrier();
+    TH_IS(dtr_work_wait(work, 0.01), DTR_ERR_MISMATCH);
+    TH_OK(dtr_work_release(work));
+    TH_OK(dtr_group_destroy(g));
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "mismatch", 110);
     th_add(tc, DBG6_every_field, 2, 0);
     th_add(tc, DBG6_skipped_call, 2, 0);
     th_add(tc, DBG7_COL32_COA17_counts, 2, 0);
     th_add(tc, DBG4_missing_rank_is_named, 2, 0);
+    th_add(tc, Q1_two_roots_and_no_more, 2, 0);
+    th_add(tc, CP5_mismatch_rather_than_timeout, 2, 2);
     th_add(tc, DBG10_levels_change_nothing, 2, 0);
 }
 
