@@ -82,13 +82,14 @@ dtr__error_context dtr__work_context(const dtr_work *w) {
     };
 }
 
-/* Appends to text[*at], never past cap. */
+/* Appends to text[*at], which is in front of cap, and not past it. */
 static void DTR_PRINTF(4, 5) add(char *text, size_t cap, size_t *at, const char *fmt, ...) {
+    size_t left = cap - *at;
     va_list args;
     va_start(args, fmt);
-    int n = *at + 1 < cap ? vsnprintf(text + *at, cap - *at, fmt, args) : 0;
+    int n = vsnprintf(text + *at, left, fmt, args);
     va_end(args);
-    *at += n < 0 ? 0 : (size_t)n < cap - *at ? (size_t)n : cap - *at - 1;
+    *at += n < 0 ? 0 : (size_t)n < left ? (size_t)n : left - 1;
 }
 
 /* "0->2", as sender and receiver stand; of a receive "2<-0". */
