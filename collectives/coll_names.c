@@ -87,7 +87,7 @@ static void DTR_PRINTF(4, 5) add(char *text, size_t cap, size_t *at, const char 
     size_t left = cap - *at;
     va_list args;
     va_start(args, fmt);
-    int n = vsnprintf(text + *at, left, fmt, args);
+    int n = vsnprintf(text + *at, left, fmt, args); // NOLINT(clang-analyzer-valist.Uninitialized)
     va_end(args);
     *at += n < 0 ? 0 : (size_t)n < left ? (size_t)n : left - 1;
 }
