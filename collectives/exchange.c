@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine.h"
 #include "exchange.h"
 #include "groups.h"
 #include "post.h"
@@ -201,6 +202,9 @@ dtr_status dtr__exchange_get(dtr_group *g, dtr_device_type device, const char *k
     double end = dtr__now() + timeout_s;
     while (!look(x, g, device, key, value, cap, &found, &s)) {
         DTR_TRY(s);
+        if (atomic_load(&g->status) < 0) { /* a member that may have had it is dead, or gave up */
+            return dtr__group_broken(g);
+        }
         DTR_REQUIRE(dtr__now() < end, &ctx, DTR_ERR_TIMEOUT,
                     "group \"%s\": no member has put key \"%s\" within %g s", g->name, key,
                     timeout_s);

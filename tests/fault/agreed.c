@@ -7,6 +7,7 @@
 
 #include "coll_internal.h"
 #include "engine.h"
+#include "exchange.h"
 #include "rt_control.h"
 #include "rt_verdict.h"
 #include "table.h"
@@ -407,6 +408,24 @@ START_TEST(CP5_more_groups_than_places) {
 }
 END_TEST
 
+/* CP4: who waits for a key hears at once that its group ended, here as after a death. */
+START_TEST(CP4_key_of_a_broken_group) {
+    dtr_group *g = NULL;
+    size_t nbytes = 0;
+    char value;
+    TH_IS(dtr_group_split(dtr_world_group(th_world()), 0, 0, NULL, &g), DTR_OK);
+    if (th_rank() == victim()) {
+        dtr__error_context ctx = { .world = th_world(), .operation = "test" };
+        dtr__group_break(g, DTR_FAIL(&ctx, DTR_ERR_REMOTE, "rank %d has it", th_rank()));
+    } else { /* longer than the test may take */
+        TH_IS(dtr__exchange_get(g, DTR_CPU, "never put", &value, 1, &nbytes, 600), DTR_ERR_REMOTE);
+        TH_MESSAGE("has it");
+    }
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 /* What two nodes have found, and whose counts. */
 static void settle(uint64_t uid, dtr_status here, int here_by, dtr_status there, int there_by,
                    int want) {
@@ -468,6 +487,7 @@ static void make(Suite *s) {
     th_add(tc, CP5_EA6_all_name_the_same_cause, 2, 0);
     th_add(tc, CP5_more_groups_than_places, 2, 0);
     th_add(tc, CP5_which_cause_counts, 2, 0);
+    th_add(tc, CP4_key_of_a_broken_group, 2, 0);
 }
 
 int main(int argc, char **argv) {
