@@ -344,6 +344,7 @@ struct dtr_group {
     dtr__rec_run run;                     /* of repeats; progress_lock */
     _Atomic uint64_t issued;              /* works of this rank */
     double next_deadline;                 /* no running work expires before; progress_lock */
+    atomic_bool sooner;                   /* a work's limit was shortened since it was found */
     uint32_t passes;                      /* progress_lock */
     bool engine_open;                     /* progress_lock */
     _Atomic int waiters; /* callers that poll this group: the progress thread leaves it alone */

@@ -206,7 +206,10 @@ static bool expired(const dtr_work *w, double now) {
  * the group. */
 static void look_at_clock(dtr_group *g, dtr__queue *called) {
     double now = dtr__now(), next = INFINITY;
-    if (now < g->next_deadline) {
+    if (atomic_load_explicit(&g->sooner, memory_order_relaxed)) {
+        atomic_store(&g->sooner,
+                     false); /* before the limits are read: one set later counts again */
+    } else if (now < g->next_deadline) {
         return;
     }
     dtr__queue *lists[] = { &g->collectives, &g->p2p };

@@ -314,6 +314,7 @@ static dtr_status wait_captured(dtr_work *w, const waiter *how) {
 static void set_deadline(dtr_work *w, double timeout_s, double from) {
     atomic_store_explicit(&w->limit, timeout_s, memory_order_relaxed);
     atomic_store_explicit(&w->deadline, from + timeout_s, memory_order_relaxed);
+    atomic_store(&w->group->sooner, true); /* nobody may wait on the host for this one */
 }
 
 static dtr_status wait(dtr_work *w, double timeout_s, const waiter *how) {
