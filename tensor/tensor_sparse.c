@@ -13,6 +13,8 @@ typedef struct args {
     dtr_op op;
     uint64_t tag_word;
     dtr_tensor **out_indices, **out_values;
+    dtr_device device;   /* of the tensors */
+    dtr_tensor *host[2]; /* what stands for them when that is not the host */
 } args;
 
 /* ---- checks, in the order of dtr/coll.h ---- */
@@ -28,10 +30,16 @@ static dtr_status check_pointers(const dtr__tensor_call *c, const args *a) {
 }
 
 static dtr_status check_device_and_layout(const dtr__tensor_call *c, const dtr_tensor *t,
-                                          const char *name) {
-    if (t->device.type != DTR_CPU) {
+                                          const dtr_tensor *other, const char *name) {
+    const dtr_group *g = c->group;
+    if (t->device.type != DTR_CPU && g->cuda_use == 0) {
         return DTR_REFUSE(c, DTR_ERR_DEVICE,
-                          "%s is on a device, and the group has no backend for CUDA buffers", name);
+                          "%s is on cuda:%d, and the group has no backend for CUDA buffers: its "
+                          "backends are \"%s\"",
+                          name, t->device.index, g->backend_asked);
+    }
+    if (t->device.type != other->device.type || t->device.index != other->device.index) {
+        return DTR_REFUSE(c, DTR_ERR_DEVICE, "indices and values are on different devices");
     }
     if (!t->contiguous) {
         return DTR_REFUSE(c, DTR_ERR_LAYOUT,
@@ -74,6 +82,11 @@ static dtr_status check_shapes(const dtr__tensor_call *c, const args *a) {
                           "n_rows is %lld; it is the number of rows of the dense tensor",
                           (long long)a->n_rows);
     }
+    return DTR_OK;
+}
+
+static dtr_status check_rows(const dtr__tensor_call *c, const args *a) {
+    const dtr_tensor *i = a->indices;
     const int64_t *row = (const int64_t *)(const void *)i->data;
     for (size_t k = 0; k < i->numel; k++) {
         if (row[k] < 0 || row[k] >= a->n_rows) {
@@ -104,10 +117,35 @@ static dtr_status check(dtr__tensor_call *c, const args *a, bool blocking, dtr__
                           (int)DTR_PREMUL_SUM);
     }
     DTR_TRY(check_pointers(c, a));
-    DTR_TRY(check_device_and_layout(c, a->indices, "indices"));
-    DTR_TRY(check_device_and_layout(c, a->values, "values"));
+    DTR_TRY(check_device_and_layout(c, a->indices, a->values, "indices"));
+    DTR_TRY(check_device_and_layout(c, a->values, a->indices, "values"));
     DTR_TRY(check_types(c, a));
     return check_shapes(c, a);
+}
+
+/* ---- tensors on a device ---- */
+
+static dtr_status to_host(const dtr_tensor *t, void *stream, dtr_tensor **host) {
+    DTR_TRY(dtr__tensor_new(t->dtype, t->ndim, t->shape, host));
+    return dtr_tensor_copy(*host, t, stream);
+}
+
+/* Rows travel through host memory. Waits for the stream: the indices must be looked at before the
+ * call has a number. */
+static dtr_status stage(const dtr__tensor_call *c, args *a) {
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    a->device = a->values->device;
+    if (a->device.type == DTR_CPU) {
+        return DTR_OK;
+    }
+    if (c->r.options != NULL) {
+        DTR_TRY(dtr__options_copy(c->r.options, &o, sizeof(o), "dtr_coll_options"));
+    }
+    DTR_TRY(to_host(a->indices, o.stream, &a->host[0]));
+    DTR_TRY(to_host(a->values, o.stream, &a->host[1]));
+    a->indices = a->host[0];
+    a->values = a->host[1];
+    return DTR_OK;
 }
 
 /* ---- issue ---- */
@@ -121,7 +159,9 @@ static void describe(dtr__sparse_op *op, dtr_group *g, const args *a) {
                             .op = a->op,
                             .row = 1,
                             .out_indices = a->out_indices,
-                            .out_values = a->out_values };
+                            .out_values = a->out_values,
+                            .device = a->device,
+                            .host = { a->host[0], a->host[1] } };
     op->own.nnz = v->shape[0];
     op->own.op = a->op;
     op->own.dtype = v->dtype;
@@ -176,8 +216,8 @@ static dtr_status start(dtr__tensor_call *t, const args *a, dtr__call *c, dtr_wo
     return DTR_OK;
 }
 
-static dtr_status sparse_allreduce(dtr_group *group, args a, const dtr_coll_options *options,
-                                   dtr_work **work, void *return_address) {
+static dtr_status check_and_start(dtr_group *group, args *a, const dtr_coll_options *options,
+                                  dtr_work **work, void *return_address) {
     dtr__tensor_call c = { .entry = ENTRY,
                            .group = group,
                            .r = { .options = options, .return_address = return_address } };
@@ -191,13 +231,19 @@ static dtr_status sparse_allreduce(dtr_group *group, args a, const dtr_coll_opti
         s = dtr_group_status(group);
     }
     if (s == DTR_OK) {
-        s = check(&c, &a, work == NULL, &call);
+        s = check(&c, a, work == NULL, &call);
+    }
+    if (s == DTR_OK) {
+        s = stage(&c, a);
+    }
+    if (s == DTR_OK) {
+        s = check_rows(&c, a);
     }
     if (s != DTR_OK) {
         dtr__call_site_drop();
         return s;
     }
-    DTR_TRY(start(&c, &a, &call, work != NULL ? work : &own));
+    DTR_TRY(start(&c, a, &call, work != NULL ? work : &own));
     if (work != NULL) {
         return DTR_OK;
     }
@@ -207,11 +253,19 @@ static dtr_status sparse_allreduce(dtr_group *group, args a, const dtr_coll_opti
     return s;
 }
 
+static dtr_status sparse_allreduce(dtr_group *group, args a, const dtr_coll_options *options,
+                                   dtr_work **work, void *return_address) {
+    dtr_status s = check_and_start(group, &a, options, work, return_address);
+    dtr_tensor_release(a.host[0]);
+    dtr_tensor_release(a.host[1]);
+    return s;
+}
+
 dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
                                 int64_t n_rows, dtr_op op, const dtr_coll_options *options,
                                 dtr_tensor **out_indices, dtr_tensor **out_values,
                                 dtr_work **work) {
-    const args a = { indices, values, n_rows, op, 0, out_indices, out_values };
+    const args a = { indices, values, n_rows, op, 0, out_indices, out_values, { 0 }, { 0 } };
     return DTR_TRACED(dtr__group_trace(group), ENTRY, group->name,
                       sparse_allreduce(group, a, options, work, __builtin_return_address(0)));
 }
@@ -220,6 +274,6 @@ dtr_status dtr__sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tens
                                  int64_t n_rows, dtr_op op, const dtr_coll_options *options,
                                  uint64_t tag_word, dtr_tensor **out_indices,
                                  dtr_tensor **out_values, dtr_work **work) {
-    const args a = { indices, values, n_rows, op, tag_word, out_indices, out_values };
+    const args a = { indices, values, n_rows, op, tag_word, out_indices, out_values, { 0 }, { 0 } };
     return sparse_allreduce(group, a, options, work, __builtin_return_address(0));
 }

@@ -25,6 +25,8 @@ typedef struct dtr__sparse_op {
     size_t row; /* elements */
     dtr__sparse_head own;
     dtr_tensor **out_indices, **out_values;
+    dtr_device device;   /* of the results */
+    dtr_tensor *host[2]; /* copies of what lies on a device, indices and values; else NULL */
     /* Under way; progress lock. */
     int stage;
     bool complete; /* nothing touches its memory any more */
@@ -39,7 +41,8 @@ typedef struct dtr__sparse_op {
 } dtr__sparse_op;
 
 extern const dtr__backend dtr__backend_sparse;
-dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked); /* NULL: out of memory */
+/* NULL: out of memory. Takes references of its own to the host copies. */
+dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked);
 
 /* dtr_sparse_allreduce for a layer above, with the word by which it tells its operations apart. */
 dtr_status dtr__sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,

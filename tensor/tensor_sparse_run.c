@@ -18,11 +18,18 @@ static void free_parts(dtr__sparse_op *op) {
     op->n_parts = op->part = 0;
 }
 
+static void drop_results(dtr__sparse_op *op) {
+    dtr_tensor_release(op->result_indices);
+    dtr_tensor_release(op->result_values);
+    op->result_indices = op->result_values = NULL;
+}
+
 static void free_op(dtr__composite *self) {
     dtr__sparse_op *op = (dtr__sparse_op *)self;
     free_parts(op);
-    dtr_tensor_release(op->result_indices);
-    dtr_tensor_release(op->result_values);
+    dtr_tensor_release(op->host[0]);
+    dtr_tensor_release(op->host[1]);
+    drop_results(op);
     free(op->heads);
     free(op->counts);
     free(op->all_indices);
@@ -53,6 +60,9 @@ dtr__sparse_op *dtr__sparse_new(const dtr__sparse_op *asked) {
     }
     *op = *asked;
     op->composite = (dtr__composite){ NULL, keep_late, free_op };
+    for (int i = 0; i < 2 && op->host[i] != NULL; i++) {
+        (void)dtr_tensor_retain(op->host[i]);
+    }
     op->heads = calloc(n, sizeof(op->heads[0]));
     op->counts = calloc(2 * n, sizeof(op->counts[0]));
     op->value_counts = op->counts != NULL ? op->counts + n : NULL;
@@ -236,6 +246,17 @@ static dtr_status gather_rows(const dtr_work *whole, dtr__sparse_op *op) {
     return add_part(whole, op, &c);
 }
 
+/* A result of host memory is replaced by one on the inputs' device, which is complete on return. */
+static dtr_status to_device(const dtr__sparse_op *op, dtr_tensor **t) {
+    dtr_tensor *there = NULL;
+    DTR_TRY(dtr_tensor_empty(op->group->world, (*t)->dtype, op->device, DTR_MEM_DEFAULT, (*t)->ndim,
+                             (*t)->shape, &there));
+    dtr_status s = dtr_tensor_copy(there, *t, NULL);
+    dtr_tensor_release(s < 0 ? there : *t);
+    *t = s < 0 ? *t : there;
+    return s;
+}
+
 /* The handles are written before the work ends, and not when it has failed already. */
 static void deliver(dtr_work *whole, dtr__sparse_op *op) {
     pthread_mutex_lock(&op->group->queue_lock);
@@ -248,6 +269,7 @@ static void deliver(dtr_work *whole, dtr__sparse_op *op) {
 }
 
 static dtr_status next_stage(dtr_work *whole, dtr__sparse_op *op, bool *done) {
+    dtr_status s;
     free_parts(op);
     switch (op->stage++) {
     case 0:
@@ -258,7 +280,13 @@ static dtr_status next_stage(dtr_work *whole, dtr__sparse_op *op, bool *done) {
         DTR_TRY(dtr__sparse_merge(op->all_indices, op->all_values, op->total, op->row, op->dtype,
                                   op->op, op->group->size, (int)op->own.row_ndim, op->own.row_shape,
                                   &op->result_indices, &op->result_values));
-        deliver(whole, op);
+        s = op->device.type != DTR_CPU ? to_device(op, &op->result_indices) : DTR_OK;
+        s = s == DTR_OK && op->device.type != DTR_CPU ? to_device(op, &op->result_values) : s;
+        if (s == DTR_OK) {
+            deliver(whole, op);
+        }
+        drop_results(op); /* what nobody took: memory of a device must not outlive the world */
+        DTR_TRY(s);
         *done = true;
         return DTR_OK;
     }

@@ -3,6 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dtr/backend.h>
+#include <dtr/mpi.h>
+#include <dtr/tensor.h>
+
 #include "harness.h"
 #include "nccl_data.h"
 
@@ -388,6 +392,160 @@ START_TEST(A11_factors_in_a_scope) {
 }
 END_TEST
 
+/* ---- rows of groups.md and collectives.md ---- */
+
+/* groups:GRP20, collectives:OBJ18: byte strings, barriers and creation of a group for device
+ * buffers alone travel on the host: nothing is copied, nothing is asked of NCCL. */
+START_TEST(GRP20_on_the_host) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_bytes all[16], mine = { &(char){ (char)th_rank() }, 1 };
+    o.backend = "cuda:nccl";
+    allreduce_good(th_group());
+    dtr_fake_cuda_log_start();
+    dtr_group *g = make(&o);
+    TH_IS(dtr_allgather_bytes(g, mine, NULL, all), DTR_OK);
+    TH_IS(dtr_monitored_barrier(g, 0, true, NULL, NULL), DTR_OK);
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
+    TH_CHECK(dtr_fake_cuda_log_count("cudaMemcpy") == 0 && dtr_fake_cuda_log_count("nccl") == 0,
+             "%s", dtr_fake_cuda_log_text());
+    for (int i = 0; i < th_size(); i++) {
+        TH_CHECK(all[i].nbytes == 1 && *(char *)all[i].data == (char)i, "string of rank %d", i);
+    }
+    dtr_bytes_free(all, (size_t)th_size());
+    allreduce_good(g);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* groups:GRP23: a group without a device of its own has the world's, by which it is split. */
+START_TEST(GRP23_the_worlds_device) {
+    dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    dtr_group *g = NULL;
+    wo.keep_mpi = wo.has_device = true;
+    wo.device = gpu;
+    TH_OK(dtr_world_create(&wo, &w));
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_group_create(w, NULL, th_size(), NULL, &g), DTR_OK);
+    TH_CHECK(splits() == (th_size() > 1) && inits() == 0, "%s", dtr_fake_cuda_log_text());
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+static int toys[2]; /* made, ended */
+
+static dtr_status toy_create(const dtr_backend_args *a, void **state) {
+    (void)a;
+    *state = &toys[toys[0]++];
+    return DTR_OK;
+}
+
+static void toy_destroy(void *state) {
+    toys[1] += state != NULL;
+}
+
+/* groups:CFG12: chosen for both device types, a backend is made once and ended once. */
+START_TEST(CFG12_one_instance) {
+    dtr_backend_ops ops = DTR_BACKEND_OPS_INIT;
+    dtr_world *w = NULL;
+    ops.create = toy_create;
+    ops.destroy = toy_destroy;
+    TH_OK(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w));
+    TH_IS(dtr_backend_register(w, "toy", &ops, DTR_BACKEND_CPU | DTR_BACKEND_CUDA), DTR_OK);
+    static const char *const texts[] = { "toy", "cpu:toy,cuda:toy" };
+    for (int i = 0; i < 2; i++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_group *g = NULL;
+        o.backend = texts[i];
+        toys[0] = toys[1] = 0;
+        TH_IS(dtr_group_create(w, NULL, th_size(), &o, &g), DTR_OK);
+        TH_CHECK(toys[0] == 1 && toys[1] == 0, "%s: made %d, ended %d", texts[i], toys[0], toys[1]);
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+        TH_CHECK(toys[0] == 1 && toys[1] == 1, "%s: made %d, ended %d", texts[i], toys[0], toys[1]);
+    }
+    TH_AGREE();
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
+/* Row 2 from all, row 5 + rank from each, twice; on the device or the host. */
+static void sparse_rows(dtr_device where, dtr_op op, bool async, dtr_tensor **oi, dtr_tensor **ov,
+                        cudaStream_t stream) {
+    const dtr_device cpu = { DTR_CPU, 0 };
+    const int64_t n = 3, shape[] = { 3, 2 };
+    dtr_tensor *i = NULL, *v = NULL, *hi = NULL, *hv = NULL;
+    TH_IS(dtr_tensor_empty(th_world(), DTR_I64, cpu, DTR_MEM_DEFAULT, 1, &n, &hi), DTR_OK);
+    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, cpu, DTR_MEM_DEFAULT, 2, shape, &hv), DTR_OK);
+    TH_IS(dtr_tensor_empty(th_world(), DTR_I64, where, DTR_MEM_DEFAULT, 1, &n, &i), DTR_OK);
+    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, where, DTR_MEM_DEFAULT, 2, shape, &v), DTR_OK);
+    for (int k = 0; k < 3; k++) {
+        ((int64_t *)dtr_tensor_data(hi))[k] = k == 1 ? 2 : 5 + th_rank();
+        ((float *)dtr_tensor_data(hv))[2 * k] = 1.0F / (float)(3 + th_rank() + k);
+        ((float *)dtr_tensor_data(hv))[2 * k + 1] = (float)(th_rank() - k);
+    }
+    TH_IS(dtr_tensor_copy(i, hi, stream), DTR_OK);
+    TH_IS(dtr_tensor_copy(v, hv, stream), DTR_OK);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_work *w = NULL;
+    o.stream = stream;
+    TH_IS(dtr_sparse_allreduce(th_group(), i, v, 30, op, &o, oi, ov, async ? &w : NULL), DTR_OK);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    dtr_tensor_release(i);
+    dtr_tensor_release(v);
+    dtr_tensor_release(hi);
+    dtr_tensor_release(hv);
+}
+
+static bool same_bits(dtr_tensor *there, dtr_tensor *here, dtr_dtype d) {
+    dtr_tensor *copy = NULL;
+    const size_t nbytes = dtr_tensor_numel(here) * dtr_dtype_size(d);
+    TH_IS(dtr_tensor_empty(th_world(), d, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT,
+                           dtr_tensor_ndim(there), dtr_tensor_shape(there), &copy),
+          DTR_OK);
+    TH_IS(dtr_tensor_copy(copy, there, NULL), DTR_OK);
+    const bool same = dtr_tensor_numel(copy) == dtr_tensor_numel(here) &&
+                      memcmp(dtr_tensor_data(copy), dtr_tensor_data(here), nbytes) == 0;
+    dtr_tensor_release(copy);
+    return same;
+}
+
+/* collectives:SPA7: rows of the device give on it what those of the host give there; indices are
+ * looked at before the call has a number. */
+START_TEST(SPA7_sparse_rows) {
+    cudaStream_t stream;
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    for (int k = 0; k < 4; k++) {
+        dtr_tensor *i = NULL, *v = NULL, *hi = NULL, *hv = NULL;
+        const dtr_op op = k / 2 == 0 ? DTR_SUM : DTR_AVG;
+        sparse_rows(gpu, op, k % 2, &i, &v, stream);
+        sparse_rows((dtr_device){ DTR_CPU, 0 }, op, k % 2, &hi, &hv, NULL);
+        TH_AGREE();
+        TH_CHECK(dtr_tensor_device(i).type == DTR_CUDA && dtr_tensor_device(v).type == DTR_CUDA &&
+                     dtr_tensor_ndim(v) == 2 &&
+                     dtr_tensor_shape(v)[0] == (int64_t)dtr_tensor_numel(i),
+                 "where the rows are");
+        TH_CHECK(same_bits(i, hi, DTR_I64) && same_bits(v, hv, DTR_F32), "form %d", k);
+        uint64_t seq = dtr_group_seq(th_group());
+        dtr_tensor *none = NULL;
+        TH_IS(dtr_sparse_allreduce(th_group(), i, v, 5, op, NULL, &none, &none, NULL), DTR_ERR_ARG);
+        TH_MESSAGE("indices[1] is 5");
+        TH_IS(dtr_sparse_allreduce(th_group(), i, hv, 30, op, NULL, &none, &none, NULL),
+              DTR_ERR_DEVICE);
+        TH_CHECK(none == NULL && dtr_group_seq(th_group()) == seq, "a refused call was counted");
+        dtr_tensor_release(i);
+        dtr_tensor_release(v);
+        dtr_tensor_release(hi);
+        dtr_tensor_release(hv);
+        TH_AGREE();
+    }
+    cudaStreamDestroy(stream);
+}
+END_TEST
+
 static void suite(Suite *s) {
     TCase *tc = th_case(s, "nccl groups", 110);
     th_add(tc, C10_connect, 1, 0);
@@ -399,6 +557,10 @@ static void suite(Suite *s) {
     th_add(tc, V8_bad_call, 1, 0);
     th_add(tc, V8_failed_launch, 2, 0);
     th_add(tc, A11_factors_in_a_scope, 1, 0);
+    th_add(tc, GRP20_on_the_host, 1, 16);
+    th_add(tc, GRP23_the_worlds_device, 1, 0);
+    th_add(tc, CFG12_one_instance, 1, 0);
+    th_add(tc, SPA7_sparse_rows, 1, 0);
 }
 
 int main(int argc, char **argv) {

@@ -462,12 +462,13 @@ DTR_API dtr_status dtr_broadcast_coalesced(dtr_group *group, dtr_tensor *const *
  * the operation like the tensors. Counts as one collective.
  *  @collective all members, same order, same n_rows, op, dtype and shape of a row
  *  @blocking   without work: until complete
- *  @gpu        DTR_ERR_DEVICE for tensors on a device
+ *  @gpu        the host waits for what the stream holds and for the copies to and from the device;
+ * rows travel through host memory; the results are on the inputs' device and complete with the work
  *  @errors     DTR_ERR_ARG (NULL, an index out of range), DTR_ERR_DEVICE, DTR_ERR_LAYOUT (not
  * contiguous), DTR_ERR_DTYPE (indices not i64; values without SUM or AVG), DTR_ERR_UNSUPPORTED
- * (other operators), DTR_ERR_SHAPE, DTR_ERR_STATE (inside a coalescing scope) before anything
- * moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_NOMEM, DTR_ERR_ABORTED, DTR_ERR_REMOTE,
- * DTR_ERR_MPI break the group
+ * (other operators), DTR_ERR_SHAPE, DTR_ERR_STATE (inside a coalescing scope), of a device also
+ * DTR_ERR_CUDA and DTR_ERR_NOMEM before anything moves; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH,
+ * DTR_ERR_NOMEM, DTR_ERR_ABORTED, DTR_ERR_REMOTE, DTR_ERR_MPI break the group
  *  @since 0.1 */
 DTR_API dtr_status dtr_sparse_allreduce(dtr_group *group, dtr_tensor *indices, dtr_tensor *values,
                                         int64_t n_rows, dtr_op op, const dtr_coll_options *options,
