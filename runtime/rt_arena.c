@@ -37,7 +37,7 @@ struct dtr__arena {
     void *reserved; /* the stretch of address space, and its length */
     size_t reserved_bytes;
     int local_rank, fd; /* fd: the own file */
-    atomic_bool huge;   /* large blocks get huge pages: asked for, and not yet refused */
+    atomic_bool huge;   /* large blocks get huge pages, not yet refused */
     bool named;         /* in /dev/shm, whose space is limited: pages are taken when allocated */
     pthread_mutex_t lock;
     dtr__heap *heap; /* of the own arena; lock */
@@ -309,7 +309,7 @@ static dtr_status attempt_share(dtr_world *world, bool named, int k, offer *offe
     dtr__arena *a = new_arena(world);
     if (a != NULL) {
         a->named = named;
-        a->huge = !named && dtr__opt_number(&world->options, DTR__OPT_HUGE_PAGES) == 0;
+        a->huge = !named;
         a->fd = make_file(&mine, named, world->local_size, t->why, sizeof t->why);
     }
     int code = MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, offers, (int)sizeof mine, MPI_BYTE,
