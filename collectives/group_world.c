@@ -82,6 +82,7 @@ static void free_groups(dtr__groups *gs) {
     dtr__custom_free(gs->customs);
     dtr__monitors_free(gs->monitors, dtr__mpi_alive());
     dtr__gpus_free(gs->gpus);
+    dtr__nccl_blocks_free(gs->blocks);
     pthread_mutex_destroy(&gs->lock);
     pthread_mutex_destroy(&gs->creation);
     free(gs);
@@ -148,7 +149,8 @@ dtr_status dtr__groups_open(dtr_world *world) {
         s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the list of groups");
     } else {
         world->groups->gpus = gpus;
-        s = make_own(world, &own);
+        s = dtr__nccl_blocks_open(world, &world->groups->blocks);
+        s = s == DTR_OK ? make_own(world, &own) : s;
     }
     if (s >= 0) {
         s = open_messages(world, world->groups, epoch);

@@ -22,13 +22,14 @@ struct dtr__groups {
     uint64_t counter; /* number of the newest unnamed group these callers have agreed on */
     uint32_t last_id;
     dtr__meetings *meetings;
-    dtr__notices *notices;   /* its own lock */
-    dtr__exchange *exchange; /* its own lock */
-    dtr__custom *customs;    /* registered backends; they stay until the world ends */
-    dtr__monitors *monitors; /* its own lock */
-    struct dtr__gpus *gpus;  /* of all ranks; constant */
-    _Atomic int helpers;     /* of destroyed groups, left behind inside NCCL */
-    int64_t status_ns;       /* of the next status line; the watchdog's */
+    dtr__notices *notices;           /* its own lock */
+    dtr__exchange *exchange;         /* its own lock */
+    dtr__custom *customs;            /* registered backends; they stay until the world ends */
+    dtr__monitors *monitors;         /* its own lock */
+    struct dtr__gpus *gpus;          /* of all ranks; constant */
+    struct dtr__nccl_blocks *blocks; /* of device memory, that NCCL is told of; NULL: it is not */
+    _Atomic int helpers;             /* of destroyed groups, left behind inside NCCL */
+    int64_t status_ns;               /* of the next status line; the watchdog's */
     /* Of the thread that ends the world (ending.c). */
     char ending_at[128]; /* call site; "": the world goes on */
     int64_t ending_look_ns;

@@ -100,11 +100,20 @@ dtr_status dtr__device_check(dtr_device d, const char *what);
 enum { DTR__CUDA_TEXT = 320 };
 const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]);
 
-/* Whether operations under way use memory of a device: a block that one of them uses is not given
- * back to CUDA, which would wait for the whole device, before they have ended. Set while the world
- * is made. */
-typedef bool dtr__memory_used(dtr_world *world, const void *block, size_t nbytes);
-void dtr__memory_ask(dtr_world *world, dtr__memory_used *used);
+/* What a layer above has to do with blocks of device memory. Set while the world is made. */
+typedef struct dtr__memory_hooks {
+    /* Whether operations under way use memory of a device: a block that one of them uses is not
+     * given back to CUDA, which would wait for the whole device, before they have ended. */
+    bool (*used)(dtr_world *world, const void *block, size_t nbytes);
+    /* The following four may be missing. Memory of another allocator than CUDA's, and its end;
+     * NULL: it has none. */
+    void *(*take)(dtr_world *world, int device, size_t nbytes);
+    dtr_status (*give)(int device, void *block);
+    /* A block begins; and ends, before its memory is given back. */
+    void (*begins)(dtr_world *world, int device, void *block, size_t nbytes);
+    void (*ends)(dtr_world *world, void *block, size_t nbytes);
+} dtr__memory_hooks;
+void dtr__memory_hook(dtr_world *world, const dtr__memory_hooks *hooks);
 
 /* When an operation began on its device, into its record; does nothing when the slot was reused. */
 void dtr__rec_began(dtr_world *world, uint64_t number, int64_t at_ns);

@@ -10,10 +10,10 @@
 
 struct dtr__memory {
     pthread_mutex_t lock;
-    dtr__map blocks;        /* pointer -> block; lock */
-    size_t nbytes;          /* handed out; lock */
-    dtr__memory_used *used; /* NULL: nobody uses device blocks; constant once the world is made */
-    struct block *later;    /* given back by the program, used by operations under way; lock */
+    dtr__map blocks;                /* pointer -> block; lock */
+    size_t nbytes;                  /* handed out; lock */
+    const dtr__memory_hooks *hooks; /* of device blocks, or NULL; constant once the world is made */
+    struct block *later; /* given back by the program, used by operations under way; lock */
 };
 
 typedef enum place { PLAIN, ARENA, PINNED, ON_DEVICE } place;
@@ -22,6 +22,7 @@ typedef struct block {
     size_t nbytes;
     place place;
     int device;         /* of ON_DEVICE */
+    bool lent;          /* its memory comes from the hooks */
     struct block *next; /* of those that are freed later, with ptr */
     void *ptr;
 } block;
@@ -31,6 +32,18 @@ dtr_status dtr__memory_open(dtr_world *world) {
     DTR_REQUIRE(m != NULL, NULL, DTR_ERR_NOMEM, "no memory for the table of allocations");
     pthread_mutex_init(&m->lock, NULL);
     world->memory = m;
+    return DTR_OK;
+}
+
+static dtr_status release_device(dtr_world *world, void *ptr, const block *b) {
+    const dtr__memory_hooks *hooks = world->memory->hooks;
+    if (hooks != NULL && hooks->ends != NULL) {
+        hooks->ends(world, ptr, b->nbytes);
+    }
+    if (b->lent) {
+        return hooks->give(b->device, ptr);
+    }
+    DTR_CUDA_TRY(dtr__cuda_get()->ops->free(b->device, ptr), DTR_ERR_CUDA);
     return DTR_OK;
 }
 
@@ -46,8 +59,7 @@ static dtr_status release(dtr_world *world, void *ptr, block *b) {
         DTR_CUDA_TRY(dtr__cuda_get()->ops->pinned_free(ptr), DTR_ERR_CUDA);
         break;
     case ON_DEVICE:
-        DTR_CUDA_TRY(dtr__cuda_get()->ops->free(was.device, ptr), DTR_ERR_CUDA);
-        break;
+        return release_device(world, ptr, &was);
     case PLAIN:
         free(ptr);
         break;
@@ -57,13 +69,13 @@ static dtr_status release(dtr_world *world, void *ptr, block *b) {
 
 /* ---- blocks that operations still use ---- */
 
-void dtr__memory_ask(dtr_world *world, dtr__memory_used *used) {
-    world->memory->used = used;
+void dtr__memory_hook(dtr_world *world, const dtr__memory_hooks *hooks) {
+    world->memory->hooks = hooks;
 }
 
 static bool in_use(dtr_world *world, const void *ptr, const block *b) {
-    return b->place == ON_DEVICE && world->memory->used != NULL &&
-           world->memory->used(world, ptr, b->nbytes);
+    return b->place == ON_DEVICE && world->memory->hooks != NULL &&
+           world->memory->hooks->used(world, ptr, b->nbytes);
 }
 
 static void keep_for_later(dtr__memory *m, void *ptr, block *b) {
@@ -170,9 +182,12 @@ static dtr_status device_memory(dtr_world *world, dtr_mem kind, block *b, void *
                 "DTR_MEM_DEFAULT for {DTR_CUDA, %d}, or {DTR_CPU, 0} for them",
                 b->device);
     const dtr__device_ops *ops = dtr__cuda_get()->ops;
-    void *p = NULL;
+    const dtr__memory_hooks *hooks = world->memory->hooks;
+    void *p =
+        hooks != NULL && hooks->take != NULL ? hooks->take(world, b->device, b->nbytes) : NULL;
     b->place = ON_DEVICE;
-    int code = ops->alloc(b->device, b->nbytes, &p);
+    b->lent = p != NULL;
+    int code = b->lent ? 0 : ops->alloc(b->device, b->nbytes, &p);
     if (code != 0 && sweep(world, false)) {
         code = ops->alloc(b->device, b->nbytes, &p);
     }
@@ -184,6 +199,9 @@ static dtr_status device_memory(dtr_world *world, dtr_mem kind, block *b, void *
                         "dtr_alloc: cannot get %zu bytes of memory of {DTR_CUDA, %d}: CUDA error "
                         "%d (%s)",
                         b->nbytes, b->device, code, ctx.native_text);
+    }
+    if (hooks != NULL && hooks->begins != NULL) {
+        hooks->begins(world, b->device, p, b->nbytes);
     }
     *ptr = p;
     return DTR_OK;

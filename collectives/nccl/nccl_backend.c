@@ -171,6 +171,7 @@ static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, 
     dtr__nccl_comm *c = op->comm;
     const dtr__device_ops *cuda = c->cuda;
     op->number = op->captured ? 0 : ++c->launched;
+    dtr__nccl_blocks_look(c);
     DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
     if (op->looks != NULL) {

@@ -23,6 +23,11 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus); /* collective, ag
 void dtr__gpus_free(dtr__gpus *gpus);
 bool dtr__gpus_all_named(const dtr__gpus *gpus); /* every rank's options have a GPU */
 
+/* Blocks of device memory, of which NCCL is told if the settings ask for that; NULL: it is not. */
+typedef struct dtr__nccl_blocks dtr__nccl_blocks;
+dtr_status dtr__nccl_blocks_open(dtr_world *world, dtr__nccl_blocks **blocks);
+void dtr__nccl_blocks_free(dtr__nccl_blocks *blocks);
+
 /* Whether NCCL can serve a group, found while it is made: all members are here, group->comm is
  * ready. DTR_ERR_UNSUPPORTED, on all members, where it was named and cannot. */
 dtr_status dtr__nccl_open(dtr_group *g);

@@ -184,7 +184,6 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
     }
     choose_default(world, t);
     *gpus = t;
-    dtr__memory_ask(world, dtr__device_memory_used);
     return DTR_OK;
 }
 

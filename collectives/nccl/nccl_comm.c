@@ -24,6 +24,7 @@ static void free_events(const dtr__nccl_comm *c, dtr__nccl_event *e) {
 }
 
 static void comm_free(dtr__nccl_comm *c) {
+    dtr__nccl_blocks_drop(c, false);
     free_events(c, c->idle);
     free_events(c, c->kept);
     dtr__nccl_looks_free(c);
@@ -147,6 +148,7 @@ static void *end_main(void *arg) {
             nap_ms();
         }
     }
+    dtr__nccl_blocks_drop(c, locked);
     if (c->handle != NULL) {
         (void)c->ops->abandon(c->device, c->handle);
     }
@@ -165,6 +167,7 @@ void dtr__nccl_abort(dtr__nccl_comm *c) {
     }
     pthread_t t;
     pthread_attr_t a;
+    dtr__nccl_blocks_leave(c);
     atomic_store(&c->aborted_at, dtr__now());
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     pthread_attr_init(&a);
@@ -223,6 +226,7 @@ static void *finalize_main(void *arg) {
     dtr__nccl_comm *c = arg;
     int busy = c->ops->in_progress(), code;
     pthread_mutex_lock(&c->lock);
+    dtr__nccl_blocks_drop(c, true);
     code = c->ops->finalize(c->device, c->handle);
     pthread_mutex_unlock(&c->lock);
     while (code == busy && dtr__nccl_look(c, &code) && code == busy) {
@@ -244,6 +248,7 @@ static bool finalize(dtr__nccl_comm *c) {
     if (!c->ready || c->handle == NULL) {
         return true;
     }
+    dtr__nccl_blocks_leave(c);
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     if (pthread_create(&t, NULL, finalize_main, c) != 0) {
         (void)finalize_main(c);

@@ -295,6 +295,7 @@ dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
         return DTR_OK;
     }
     c->ready = true;
+    dtr__nccl_blocks_join(c);
     atomic_fetch_add(&g->comms_by_init, 1);
     return DTR_OK;
 }

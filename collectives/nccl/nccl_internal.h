@@ -48,6 +48,14 @@ typedef struct dtr__nccl_comm {
     int64_t asked_ns;             /* last look at the communicator's state; progress lock */
     bool captured;                /* its stream may be part of a capture; turn */
     dtr__nccl_event *kept;        /* of captured works: not to be used again; pool_lock */
+    /* Memory that it is told of (nccl_register.c). */
+    dtr__nccl_blocks *blocks;         /* a reference, NULL: of none, or no longer; pool_lock */
+    struct dtr__nccl_comm *next_told; /* lock of blocks */
+    bool learns;                      /* of new ones; lock of blocks */
+    uint64_t joined;                  /* number among those of the world; constant then */
+    _Atomic uint64_t blocks_seen;     /* written with lock */
+    struct dtr__nccl_registration *entries; /* pool_lock */
+    bool told;                              /* of a failure; lock */
 } dtr__nccl_comm;
 
 struct dtr__nccl {
@@ -146,6 +154,21 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
  * room for `n`. */
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
                              size_t n, int *ops);
+
+/* ---- nccl_register.c ---- */
+/* The communicator is ready: from here on it is told of the world's blocks of its device. turn
+ * held.
+ */
+void dtr__nccl_blocks_join(dtr__nccl_comm *comm);
+/* Before a launch: of those that it has not been told of yet. turn held. */
+void dtr__nccl_blocks_look(dtr__nccl_comm *comm);
+/* It is about to end: no block is added any more. Any thread, any lock; does not wait. */
+void dtr__nccl_blocks_leave(dtr__nccl_comm *comm);
+/* After that, before NCCL's part ends: empties the table; `native`, with lock held: at NCCL too. */
+void dtr__nccl_blocks_drop(dtr__nccl_comm *comm, bool native);
+/* A block of memory begins and ends; DTR_ERR_INTERNAL where it is there already, or is not. */
+dtr_status dtr__nccl_block_add(dtr__nccl_blocks *blocks, int device, void *ptr, size_t nbytes);
+dtr_status dtr__nccl_block_remove(dtr__nccl_blocks *blocks, const void *ptr);
 
 /* ---- nccl_use.c ---- */
 bool dtr__device_memory_used(dtr_world *world, const void *block, size_t nbytes);

@@ -17,7 +17,8 @@
 
 /* ---- the library ---- */
 
-/* X(function): all that the oldest version has; Y(function): what is used where it is found. */
+/* X(function): all that the oldest version has; Y(function, member, version): what is used where it
+ * is found. */
 #define ALL_FUNCTIONS(X, Y)     \
     DTR__NCCL_COMMON(X)         \
     X(ncclCommSplit)            \
@@ -26,23 +27,27 @@
     X(ncclGetLastError)         \
     X(ncclRedOpCreatePreMulSum) \
     X(ncclRedOpDestroy)         \
-    Y(ncclAlltoAll, AlltoAll)   \
-    Y(ncclGather, Gather)       \
-    Y(ncclScatter, Scatter)
-
-enum { SINCE_ALLTOALL = 22800 }; /* and gather and scatter */
+    DTR__NCCL_LATER(Y)
 
 typedef ncclResult_t (*alltoall_fn)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
                                     cudaStream_t);
 typedef ncclResult_t (*rooted_fn)(const void *, void *, size_t, ncclDataType_t, int, ncclComm_t,
                                   cudaStream_t);
+typedef ncclResult_t (*memory_new_fn)(void **, size_t);
+typedef ncclResult_t (*memory_free_fn)(void *);
+typedef ncclResult_t (*register_fn)(ncclComm_t, void *, size_t, void **);
+typedef ncclResult_t (*deregister_fn)(ncclComm_t, void *);
 
 #define MEMBER(f) __typeof__(&f) f;
-#define NO_MEMBER(f, name)
+#define NO_MEMBER(f, name, since)
 static struct {
     ALL_FUNCTIONS(MEMBER, NO_MEMBER)
     alltoall_fn AlltoAll;
     rooted_fn Gather, Scatter;
+    memory_new_fn MemAlloc;
+    memory_free_fn MemFree;
+    register_fn CommRegister;
+    deregister_fn CommDeregister;
 } nccl;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -60,8 +65,8 @@ static void *find(void *library, const char *name) {
 static void find_all(void *library) {
 /* A pointer to a function is read from dlsym's through its address, as POSIX shows. */
 #define FIND(f) *(void **)&nccl.f = find(library, #f);
-#define FIND_LATER(f, member) \
-    *(void **)&nccl.member = found_version >= SINCE_ALLTOALL ? dlsym(library, #f) : NULL;
+#define FIND_LATER(f, member, since) \
+    *(void **)&nccl.member = found_version >= (since) ? dlsym(library, #f) : NULL;
     ALL_FUNCTIONS(FIND, FIND_LATER)
 }
 
@@ -310,6 +315,29 @@ static int move(int device, void *comm, const dtr__nccl_move *m, void *stream) {
     ON_DEVICE(device, call(comm, m, stream));
 }
 
+/* ---- memory ---- */
+
+static bool registers(void) {
+    return NCCL_VERSION_CODE >= DTR__NCCL_REGISTERS && nccl.MemAlloc != NULL &&
+           nccl.MemFree != NULL && nccl.CommRegister != NULL && nccl.CommDeregister != NULL;
+}
+
+static int memory_new(int device, size_t nbytes, void **ptr) {
+    ON_DEVICE(device, nccl.MemAlloc(ptr, nbytes));
+}
+
+static int memory_free(int device, void *ptr) {
+    ON_DEVICE(device, nccl.MemFree(ptr));
+}
+
+static int memory_add(int device, void *comm, void *ptr, size_t nbytes, void **registration) {
+    ON_DEVICE(device, nccl.CommRegister(comm, ptr, nbytes, registration));
+}
+
+static int memory_remove(int device, void *comm, void *registration) {
+    ON_DEVICE(device, nccl.CommDeregister(comm, registration));
+}
+
 extern const dtr__nccl_ops dtr_cuda_nccl_ops;
 __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .abi = DTR__NCCL_ABI,
@@ -335,4 +363,9 @@ __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .premul_free = premul_free,
     .move = move,
     .move_name = move_name,
+    .registers = registers,
+    .memory_new = memory_new,
+    .memory_free = memory_free,
+    .memory_add = memory_add,
+    .memory_remove = memory_remove,
 };

@@ -8,8 +8,9 @@
 
 #include <dtr/coll.h>
 
-enum { DTR__NCCL_ABI = 2, DTR__NCCL_ID = 128 };
-enum { DTR__NCCL_FLOOR = 21800 }; /* oldest version that has split and non-blocking mode */
+enum { DTR__NCCL_ABI = 3, DTR__NCCL_ID = 128 };
+enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-blocking mode */
+enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
 
 /* Limits of thread blocks are 0 where NCCL is to choose. */
 typedef struct dtr__nccl_config {
@@ -71,6 +72,13 @@ typedef struct dtr__nccl_ops {
     int (*premul_free)(int device, void *comm, int op);
     int (*move)(int device, void *comm, const dtr__nccl_move *m, void *stream);
     const char *(*move_name)(dtr__nccl_kind kind); /* "ncclAllReduce" */
+    /* NCCL's own memory, and memory that a communicator is told of; only where `registers` says so:
+     * 2.19, when built and when run. */
+    bool (*registers)(void);
+    int (*memory_new)(int device, size_t nbytes, void **ptr);
+    int (*memory_free)(int device, void *ptr);
+    int (*memory_add)(int device, void *comm, void *ptr, size_t nbytes, void **registration);
+    int (*memory_remove)(int device, void *comm, void *registration);
 } dtr__nccl_ops;
 
 /* Symbol of libdtr_cuda. */

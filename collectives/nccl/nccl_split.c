@@ -107,6 +107,7 @@ static dtr_status split(splitting *s, int color) {
     dtr_status status = run(s, color, child != NULL ? child->rank : parent->rank);
     if (status == DTR_OK && child != NULL) {
         s->child->ready = true;
+        dtr__nccl_blocks_join(s->child);
         atomic_fetch_add(&child->comms_by_split, 1);
         dtr__nccl_tell(s->child, "split", 0, dtr__now() - s->began);
     }

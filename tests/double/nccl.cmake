@@ -7,6 +7,7 @@ dtr_add_double(fake_nccl SONAME libnccl.so.2 MAP "${CMAKE_CURRENT_SOURCE_DIR}/nc
   nccl/nccl_comm.c
   nccl/nccl_fault.c
   nccl/nccl_group.c
+  nccl/nccl_memory.c
   nccl/nccl_run.c
   nccl/nccl_shared.c
   SEEN nccl/nccl_reduce.c)
@@ -29,6 +30,11 @@ dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LA
 dtr_add_double_mpi_test(double_nccl_rows NPROCS 2 3 SOURCES nccl_rows.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 # How operations end, and many threads at once.
 dtr_add_double_mpi_test(double_nccl_ends NPROCS 2 SOURCES nccl_ends.c LIBS fake_cudart)
+# Memory that NCCL is told of, and a version that cannot be told.
+dtr_add_double_mpi_test(double_nccl_register NPROCS 1 2 SOURCES nccl_register.c LIBS fake_cudart
+  ENVIRONMENT DTR_NCCL_REGISTER=1 DTR_FAKE_CUDA_NDEV=2)
+dtr_add_mpi_run(double_nccl_register_2_18 TARGET test_double_nccl_register NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_REGISTER=1 DTR_FAKE_CUDA_NDEV=2 DTR_FAKE_NCCL_VERSION=21805)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
 # Groups of their own device, splits, what a group says of itself, and coalescing scopes.

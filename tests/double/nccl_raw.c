@@ -368,6 +368,33 @@ static void expect_init(ncclResult_t want, const char *what) {
     TH_AGREE();
 }
 
+/* Of memory that it is told of, the stand-in refuses what NCCL may let pass. */
+START_TEST(db5_registration) {
+    void *block = NULL, *handle = NULL, *again = NULL, *plain = NULL;
+    begin(0);
+    TH_CHECK(ncclMemAlloc(&block, 4096) == ncclSuccess, "ncclMemAlloc");
+    TH_CHECK(cudaMalloc(&plain, 4096) == cudaSuccess, "cudaMalloc");
+    TH_CHECK(ncclCommRegister(comm, &block, 8, &again) == ncclInvalidUsage, "host memory");
+    TH_CHECK(ncclCommRegister(comm, block, 4096, &handle) == ncclSuccess, "register");
+    TH_CHECK(ncclCommRegister(comm, block, 4096, &again) == ncclInvalidUsage, "twice");
+    TH_CHECK(ncclCommDeregister(comm, &block) == ncclInvalidUsage, "unknown");
+    TH_CHECK(ncclCommDeregister(comm, handle) == ncclSuccess, "deregister");
+    TH_CHECK(ncclCommDeregister(comm, handle) == ncclInvalidUsage, "deregister twice");
+    TH_CHECK(ncclCommRegister(comm, plain, 4096, &handle) == ncclSuccess, "memory of CUDA");
+    TH_CHECK(ncclMemFree(plain) == ncclInvalidUsage, "memory of CUDA freed by NCCL");
+    cudaFree(plain);
+    TH_CHECK(ncclCommDeregister(comm, handle) == ncclInvalidUsage, "freed before");
+    TH_CHECK(ncclCommRegister(comm, block, 4096, &handle) == ncclSuccess, "register");
+    dtr_fake_cuda_log_start();
+    finish();
+    TH_CHECK(dtr_fake_cuda_log_count("mistake: 1 registrations are left") == 1, "%s",
+             dtr_fake_cuda_log_text());
+    TH_CHECK(ncclMemFree(block) == ncclSuccess, "ncclMemFree");
+    TH_CHECK(ncclMemFree(block) == ncclInvalidUsage, "freed twice");
+    TH_AGREE();
+}
+END_TEST
+
 START_TEST(db6_versions) {
     int version = 0;
     with_setting("DTR_FAKE_NCCL_VERSION", "21805");
@@ -484,6 +511,7 @@ static void make(Suite *s) {
     th_add(tc, db5_split, 2, 0);
     th_add(tc, db5_mismatch, 2, 0);
     th_add(tc, db5_shared_gpu, 2, 0);
+    th_add(tc, db5_registration, 1, 0);
     th_add(tc, db6_versions, 1, 0);
     th_add(tc, db7_hang_and_abort, 1, 0);
     th_add(tc, db7_injected_code, 1, 0);

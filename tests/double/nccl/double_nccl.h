@@ -157,10 +157,14 @@ void dn_reduce(void *out, const char *const *in, int n, size_t count, ncclDataTy
 ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n);
 
 /* nccl_comm.c */
-ncclResult_t dn_check_comm(struct ncclComm *c, const char *function);
-void dn_fail(struct ncclComm *c, ncclResult_t r); /* the first error stays */
+ncclResult_t dn_check_live(struct ncclComm *c, const char *function);
+ncclResult_t dn_check_comm(struct ncclComm *c, const char *function); /* and without an error */
+void dn_fail(struct ncclComm *c, ncclResult_t r);                     /* the first error stays */
 /* Run fn in a thread of its own, whose end makes the state success; in progress until then. */
 ncclResult_t dn_run_late(struct ncclComm *c, void *(*fn)(void *), void *arg);
+
+/* nccl_memory.c: a communicator ends; registrations that it still has are logged. */
+void dn_notes_end(const struct ncclComm *c, const char *function);
 
 /* nccl_group.c: what a group holds back until its end. */
 bool dn_in_group(void);

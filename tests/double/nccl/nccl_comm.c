@@ -40,7 +40,7 @@ static bool list_find(const struct ncclComm *c, bool take) {
     return found;
 }
 
-static ncclResult_t check_live(struct ncclComm *c, const char *function) {
+ncclResult_t dn_check_live(struct ncclComm *c, const char *function) {
     if (c == NULL || !list_find(c, false)) {
         dn_set_error(NULL, "%s: %s", function, c == NULL ? "comm is NULL" : "no such communicator");
         if (c != NULL) {
@@ -52,7 +52,7 @@ static ncclResult_t check_live(struct ncclComm *c, const char *function) {
 }
 
 ncclResult_t dn_check_comm(struct ncclComm *c, const char *function) {
-    ncclResult_t r = check_live(c, function);
+    ncclResult_t r = dn_check_live(c, function);
     if (r != ncclSuccess) {
         return r;
     }
@@ -367,6 +367,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
         fprintf(stderr, "fake nccl: %s with a communicator that is gone\n", function);
         return ncclInvalidArgument;
     }
+    dn_notes_end(comm, function);
     if (abort_it || atomic_load(&comm->state) != ncclSuccess) {
         atomic_store(&comm->aborted, 1);
         join_late(comm); /* it may still be attaching */
@@ -390,7 +391,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
     DN_ENTER("ncclCommGetAsyncError");
-    ncclResult_t r = check_live(comm, "ncclCommGetAsyncError");
+    ncclResult_t r = dn_check_live(comm, "ncclCommGetAsyncError");
     if (r == ncclSuccess && state != NULL) {
         *state = (ncclResult_t)atomic_load(&comm->state);
     }
@@ -455,7 +456,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
     DN_ENTER("ncclRedOpDestroy");
-    ncclResult_t r = check_live(comm, "ncclRedOpDestroy");
+    ncclResult_t r = dn_check_live(comm, "ncclRedOpDestroy");
     if (r != ncclSuccess) {
         return r;
     }
