@@ -223,11 +223,13 @@ START_TEST(AD11_no_threads_of_groups) {
 }
 END_TEST
 
-/* D21, D22, groups:ENV4: what the log says of communicators made in both ways, for which NCCL is
- * asked alike. */
+/* C14, D21, D22, groups:ENV4: what the log says of a group and of communicators made in both ways,
+ * for which NCCL is asked alike. */
 START_TEST(D21_D22_what_is_asked_and_said) {
     dtr_group *made = NULL, *child = NULL;
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    char line[80];
+    o.name = "said";
     o.nccl_min_ctas = 2;
     o.nccl_max_ctas = 5;
     o.device = gpu;
@@ -239,6 +241,12 @@ START_TEST(D21_D22_what_is_asked_and_said) {
              "%s", dtr_fake_cuda_log_text());
     TH_CHECK(th_log_count("communicator of") == 1 && th_log_count("by init, non-blocking") == 1,
              "nothing was said of init");
+    snprintf(line, sizeof line, "%d ranks, this is rank %d on cuda:0; limits ", th_size(),
+             th_rank());
+    TH_CHECK(th_log_count(line) == 1 && th_log_count("group 'said': ") == 2 &&
+                 th_log_count("cuda:nccl as \"cpu:auto,cuda:auto\" asks") == 1,
+             "nothing was said of the group");
+    o.name = NULL;
     TH_IS(dtr_group_split(made, 0, th_rank(), &o, &child), DTR_OK);
     TH_CHECK(calls("ncclCommSplit rank") == 1 && calls("blocking 0, CTAs 2 to 5") == 2, "%s",
              dtr_fake_cuda_log_text());
