@@ -44,8 +44,9 @@ static dtr_status destroy_healthy(dtr_group *g) {
         pthread_mutex_lock(&g->world->groups->creation);
         s = meet_to_end(g, s, left);
         pthread_mutex_unlock(&g->world->groups->creation);
-        if (s == DTR_ERR_MISMATCH) {
-            return s; /* the members do different things: the group stays as it is */
+        if (s == DTR_ERR_MISMATCH) { /* the members do different things: the group stays as it is */
+            atomic_store(&g->ending, false);
+            return s;
         }
         if (s < 0 && atomic_load(&g->status) != DTR_OK) {
             s = DTR_OK; /* broke while we waited: ends alone, as a broken group does */
