@@ -503,13 +503,13 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     add(text, cap, &at, "%s #%llu", kind[0] != '\0' ? kind : "operation",
         (unsigned long long)dtr__record_seq(rec));
     bool many = strncmp(kind, "coalesced", 9) == 0 || strcmp(kind, "batch_p2p") == 0;
-    if (rec->tag >= 0 && many) {
+    if (many && rec->tag >= 0) {
         add(text, cap, &at, " (%d operation%s)", rec->tag, rec->tag == 1 ? "" : "s");
     } else if (rec->tag >= 0) {
         add_ends(text, cap, &at, rec, kind, g);
     }
     uint64_t count = rec->count_in > rec->count_out ? rec->count_in : rec->count_out;
-    if (count > 0) {
+    if (count > 0 && !many) { /* types may differ there */
         add(text, cap, &at, " %s x %llu", dtr_dtype_name((dtr_dtype)(rec->dtype_op & 15)),
             (unsigned long long)count);
     }

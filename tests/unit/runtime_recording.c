@@ -373,7 +373,7 @@ START_TEST(S6_titles) {
                { { .kind = 2, .p2p_seq = 6, .root_or_peer = -2, .tag = 0 },
                  "recv #6 2<-any f32 x 3 tag 0 'halo' group 'all'" },
                { { .kind = 3, .seq = 9, .root_or_peer = -1, .tag = 12 },
-                 "coalesced #9 (12 operations) f32 x 3 'halo' group 'all'" } };
+                 "coalesced #9 (12 operations) 'halo' group 'all'" } };
     char title[256], why[160];
     dtr_world w;
     open_world(&w, "none", "64");
