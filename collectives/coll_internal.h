@@ -440,8 +440,8 @@ typedef struct dtr__place {
 } dtr__place;
 dtr__place dtr__call_site_hold(void *return_address);
 void dtr__call_site_unhold(const dtr__place *before);
-#define DTR_HOLD_CALL_SITE                                                         \
-    __attribute__((cleanup(dtr__call_site_unhold))) dtr__place dtr_place_before_ = \
+#define DTR_HOLD_CALL_SITE                                                                 \
+    __attribute__((cleanup(dtr__call_site_unhold), unused)) dtr__place dtr_place_before_ = \
         dtr__call_site_hold(__builtin_return_address(0))
 
 /* News of broken groups (notice.c). broken: tell the other members, with this thread's last error
