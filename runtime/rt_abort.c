@@ -38,16 +38,16 @@ static bool all_have_done(const dtr_world *world, int64_t waited_ns) {
 
 void dtr__abort_round(const dtr_world *world, int64_t *since_ns, bool last) {
     const dtr__rec_header *h = dtr__recorder_header(world);
-    uint32_t version = atomic_load(&h->failure.version);
-    if (dtr__opt_number(&world->options, DTR__OPT_ON_ERROR) == 0 || version == 0 ||
-        (version & 1) != 0 || h->failure.status == DTR_ERR_ABORTED) {
+    dtr__rec_error e;
+    if (dtr__opt_number(&world->options, DTR__OPT_ON_ERROR) == 0 ||
+        atomic_load(&h->failure.version) == 0 || !dtr__rec_error_copy(&h->failure, &e) ||
+        e.status == DTR_ERR_ABORTED) {
         return;
     }
     int64_t now = dtr__now_ns();
     *since_ns = *since_ns != 0 ? *since_ns : now;
     if (last || all_have_done(world, now - *since_ns)) {
-        dtr__log_line(world, DTR_LOG_ERROR, "DTR_ON_ERROR=abort ends this process: %s",
-                      h->failure.text);
+        dtr__log_line(world, DTR_LOG_ERROR, "DTR_ON_ERROR=abort ends this process: %s", e.text);
         abort();
     }
 }

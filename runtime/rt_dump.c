@@ -344,17 +344,17 @@ static bool add_failure(struct dtr__dump *d, const char *text) {
 
 static bool look_at_failure(struct dtr__dump *d, const dtr__rec_header *h, int local_rank) {
     char text[CAUSE_BYTES];
-    uint32_t version = atomic_load(&h->failure.version);
-    if (d->failed[local_rank] == version || (version & 1) != 0) {
+    dtr__rec_error e;
+    if (d->failed[local_rank] == atomic_load(&h->failure.version) ||
+        !dtr__rec_error_copy(&h->failure, &e)) {
         return false;
     }
-    d->failed[local_rank] = version;
-    if (h->failure.status == DTR_ERR_ABORTED) {
-        snprintf(text, sizeof text, "dtr_group_abort of group '%.64s'", h->failure.group);
+    d->failed[local_rank] = atomic_load(&e.version);
+    if (e.status == DTR_ERR_ABORTED) {
+        snprintf(text, sizeof text, "dtr_group_abort of group '%.64s'", e.group);
     } else {
         snprintf(text, sizeof text, "%.40s #%" PRIu64 " of group '%.64s' failed",
-                 h->failure.operation[0] != '\0' ? h->failure.operation : "operation",
-                 h->failure.seq, h->failure.group);
+                 e.operation[0] != '\0' ? e.operation : "operation", e.seq, e.group);
     }
     return add_failure(d, text) && snprintf(d->tell, sizeof d->tell, "%s", text) > 0;
 }

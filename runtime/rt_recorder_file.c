@@ -390,6 +390,18 @@ static void write_error(dtr__rec_error *e, dtr_status s) {
     atomic_store(&e->version, (version | 1) + 1);
 }
 
+bool dtr__rec_error_copy(const dtr__rec_error *e, dtr__rec_error *copy) {
+    pthread_mutex_lock(&lock); /* against this process; another's write shows in the version */
+    uint32_t version = atomic_load(&e->version);
+    memcpy(copy, e, sizeof *copy);
+    atomic_thread_fence(memory_order_seq_cst);
+    bool whole = (version & 1) == 0 && atomic_load(&e->version) == version;
+    pthread_mutex_unlock(&lock);
+    copy->operation[sizeof copy->operation - 1] = copy->group[sizeof copy->group - 1] =
+        copy->text[sizeof copy->text - 1] = '\0';
+    return whole;
+}
+
 /* False for groups that the library ends itself, as those that are replaced by others. */
 static bool is_evidence(dtr_status s) {
     dtr_error last = DTR_ERROR_INIT;

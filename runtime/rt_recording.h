@@ -36,6 +36,8 @@ typedef struct dtr__rec_error {
     int64_t t; /* monotonic ns */
     char operation[40], group[64], text[1024];
 } dtr__rec_error;
+/* Of this process or of another one of the node. False: it is just being written. */
+bool dtr__rec_error_copy(const dtr__rec_error *e, dtr__rec_error *copy);
 
 typedef struct dtr__rec_header {
     uint64_t magic;
