@@ -196,6 +196,8 @@ START_TEST(errors) {
             bool me = bad == th_rank();
             for (size_t i = 0; i < N; i++) {
                 synth_write(ddp, &s, i, 0, false);
+            }
+            for (size_t i = 0; i < N; i++) {
                 if (i == 1 ? !(me && twice == 0) : !listed(&o, i)) {
                     TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
                 }
