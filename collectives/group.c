@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "groups.h"
-#include "nccl/nccl_internal.h"
+#include "nccl/nccl_calls.h"
 #include "post.h"
 #include "stage/stage.h"
 #include "watch.h"
@@ -156,32 +156,18 @@ static dtr_status open_backends(dtr_group *g, int *n) {
     return named;
 }
 
-/* What serves device buffers; "" where there can be none. */
-static const char *device_backend(const dtr_group *g, const char **why) {
-    const struct dtr__nccl *n = g->nccl;
-    bool alone = g->size == 1 && g->cuda_use == 'a';
-    *why = "";
-    if (g->cuda_use == 0 || dtr__cuda_get()->state != DTR__CUDA_OK) {
-        return "";
-    }
-    if (n == NULL || (n->ops == NULL && !alone)) {
-        *why = n != NULL ? n->reason : "";
-        return ", cuda:stage";
-    }
-    return ", cuda:nccl";
-}
-
 static void tell(const dtr_group *g) {
-    const char *why, *device = device_backend(g, &why);
+    const char *why, *device = dtr__device_backend(g, NULL, &why);
     char own[32] = "cpu";
     if (g->device.type == DTR_CUDA) {
         snprintf(own, sizeof own, "cuda:%d", g->device.index);
     }
     DTR_INFO(g->world,
              "group '%s': %d ranks, this is rank %d on %s; limits %g s, %g s on CUDA buffers; "
-             "served by cpu:%s%s as \"%s\" asks%s%s",
+             "served by cpu:%s%s%s as \"%s\" asks%s%s",
              g->name, g->size, g->rank, own, g->timeout_s, g->timeout_cuda_s, g->backend[0]->name,
-             device, g->backend_asked, why[0] != '\0' ? ": " : "", why);
+             device[0] != '\0' ? ", cuda:" : "", device, g->backend_asked,
+             why[0] != '\0' ? ": " : "", why);
 }
 
 dtr_status dtr__group_connect(dtr_group *group) {

@@ -56,6 +56,9 @@ dtr_status dtr__nccl_split(dtr_group *parent, int device, dtr_group *child, int 
 /* A checked call with device buffers, through nccl or stage. */
 dtr_status dtr__device_issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
                              const char *site, dtr_work **work);
+/* Name of what serves device buffers: in this call or, without one, in general; "" where there can
+ * be none. `why`: the reason that it is not nccl; "" if there is none to tell. */
+const char *dtr__device_backend(const dtr_group *g, const dtr__call *c, const char **why);
 /* dtr-info --why: prints which of the two a group would take, and why; `wanted` is the text's name
  * for CUDA. Status of the program. */
 int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool one_gpu);

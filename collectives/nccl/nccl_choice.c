@@ -290,7 +290,7 @@ static dtr_status look_for_sharing(dtr_group *g, char *why, size_t cap, bool *sh
 dtr_status dtr__nccl_open(dtr_group *g) {
     dtr__error_context ctx = { .world = g->world, .group = g->name };
     char why[400] = "";
-    bool shared = false, alone = g->size == 1 && g->cuda_use == 'a';
+    bool shared = false;
     if ((g->cuda_use != 'a' && g->cuda_use != 'n') || g->world->groups->gpus == NULL) {
         return DTR_OK;
     }
@@ -311,7 +311,7 @@ dtr_status dtr__nccl_open(dtr_group *g) {
     DTR_REQUIRE(n != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the devices of group '%s'", g->name);
     n->group = g;
     n->ops = usable ? dtr__nccl_get()->ops : NULL;
-    n->cuda = usable || alone ? dtr__cuda_get()->ops : NULL;
+    n->cuda = usable || dtr__nccl_alone(g) ? dtr__cuda_get()->ops : NULL;
     n->config.name = g->name;
     if (g->options != NULL) {
         n->config.min_ctas = g->options->nccl_min_ctas;
@@ -339,9 +339,9 @@ static bool reduces_well(const dtr_group *g, const dtr__call *c, const char **wh
     const dtr__nccl_ops *ops = g->nccl->ops;
     if (c->op == DTR_PREMUL_SUM) {
         *why = g->size == 1 ? "a group of one rank multiplies there" : "";
-        return !(g->size == 1 && g->cuda_use == 'a');
+        return !dtr__nccl_alone(g);
     }
-    if (g->size == 1 && g->cuda_use == 'a') {
+    if (dtr__nccl_alone(g)) {
         *why = "another divisor than the group size was asked for";
         return c->op != DTR_AVG || c->divisor == 1;
     }
@@ -362,17 +362,34 @@ static bool has_tags(const dtr__call *c) {
     return tags;
 }
 
-bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why) {
+bool dtr__nccl_serves_group(const dtr_group *g, const char **why) {
     const struct dtr__nccl *n = g->nccl;
-    bool p2p = dtr__kind_is_p2p(c->kind), alone = g->size == 1 && g->cuda_use == 'a';
-    if (n == NULL || (n->ops == NULL && !alone) ||
-        atomic_load_explicit(&n->refused, memory_order_acquire) != 0) {
-        *why = n != NULL ? n->reason : "";
+    *why = n != NULL ? n->reason : "";
+    return n != NULL && (n->ops != NULL || dtr__nccl_alone(g)) &&
+           atomic_load_explicit(&n->refused, memory_order_acquire) == 0;
+}
+
+bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why) {
+    bool alone = dtr__nccl_alone(g);
+    if (!dtr__nccl_serves_group(g, why)) {
         return false;
     }
-    if (p2p) {
+    if (dtr__kind_is_p2p(c->kind)) {
         *why = alone ? "NCCL has no messages to oneself" : "NCCL has no tags";
         return !alone && !has_tags(c);
     }
     return !dtr__kind_reduces(c->kind) || reduces_well(g, c, why);
+}
+
+const char *dtr__device_backend(const dtr_group *g, const dtr__call *c, const char **why) {
+    *why = "";
+    if (g->cuda_use == 0 || dtr__cuda_get()->state != DTR__CUDA_OK) {
+        return "";
+    }
+    if (g->cuda_use == 's' ||
+        !(c != NULL ? dtr__nccl_serves(g, c, why) : dtr__nccl_serves_group(g, why))) {
+        return "stage";
+    }
+    *why = "";
+    return "nccl";
 }

@@ -53,7 +53,7 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     c->cuda = n->cuda;
     c->rank = !pair ? g->rank : g->rank == c->low ? 0 : 1;
     c->size = pair ? 2 : g->size;
-    c->local = c->size == 1 && g->cuda_use == 'a';
+    c->local = dtr__nccl_alone(g);
     c->ready = c->local;
     atomic_init(&c->refs, 1);
     pthread_mutex_init(&c->lock, NULL);

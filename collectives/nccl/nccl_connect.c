@@ -302,19 +302,15 @@ dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
 
 /* ---- on demand ---- */
 
-static bool served(const dtr_group *g) {
-    const struct dtr__nccl *n = g->nccl;
-    bool alone = g->size == 1 && g->cuda_use == 'a';
-    return n != NULL && (n->ops != NULL || alone) && atomic_load(&n->refused) == 0;
-}
-
 bool dtr__nccl_eager(const dtr_group *g) {
-    return g->bound && g->device.type == DTR_CUDA && served(g);
+    const char *why;
+    return g->bound && g->device.type == DTR_CUDA && dtr__nccl_serves_group(g, &why);
 }
 
 dtr_status dtr__nccl_ready(dtr_group *g, int device) {
     dtr__nccl_comm *c = NULL;
-    if (!served(g)) {
+    const char *why;
+    if (!dtr__nccl_serves_group(g, &why)) {
         return DTR_OK;
     }
     DTR_TRY(dtr__nccl_take_turn(g));

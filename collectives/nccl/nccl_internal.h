@@ -189,7 +189,12 @@ void dtr__nccl_looks_give(dtr__nccl_comm *comm, dtr__nccl_looks *looks);
 void dtr__nccl_looks_free(const dtr__nccl_comm *comm); /* those given back */
 
 /* ---- nccl_choice.c ---- */
-/* Whether nccl serves a call; where it does not, `why` says for what reason. */
+/* Whether nccl serves a group at all, and a call; where it does not, `why` says for what reason. */
+bool dtr__nccl_serves_group(const dtr_group *g, const char **why);
 bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why);
+/* A group of one rank that names no backend: a copy on its stream, and not NCCL itself. */
+static inline bool dtr__nccl_alone(const dtr_group *g) {
+    return g->size == 1 && g->cuda_use == 'a';
+}
 
 #endif /* DTR_NCCL_INTERNAL_H */

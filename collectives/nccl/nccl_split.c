@@ -88,8 +88,7 @@ static dtr_status run(splitting *s, int color, int key) {
 /* The child's place among its group's communicators; its group is known to this thread alone. */
 static dtr_status prepare(splitting *s, dtr_group *child, int device) {
     struct dtr__nccl *n = child != NULL ? child->nccl : NULL;
-    bool alone = child != NULL && child->size == 1 && child->cuda_use == 'a';
-    if (n == NULL || n->ops == NULL || alone) {
+    if (n == NULL || n->ops == NULL || dtr__nccl_alone(child)) {
         return DTR_OK;
     }
     s->group = child;

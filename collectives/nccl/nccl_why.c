@@ -22,13 +22,13 @@ int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool o
     if (dtr__cuda_get()->state != DTR__CUDA_OK) {
         return none("DTR_ERR_DEVICE", dtr__cuda_text(text));
     }
-    bool can = dtr__nccl_serves(g, c, &why), moved = g->size == 1 && g->cuda_use == 'a';
+    bool can = dtr__nccl_serves(g, c, &why), moved = dtr__nccl_alone(g);
     printf("  nccl   %s%s\n", can ? "can serve it" : "cannot: ", can ? "" : why);
     printf("  stage  can serve it, through host memory\n");
     if (nccl && !can) {
         return none("DTR_ERR_UNSUPPORTED", "nccl is named, and what is named never falls back");
     }
-    printf("%s is chosen: %s\n", can && !stage ? "nccl" : "stage",
+    printf("%s is chosen: %s\n", dtr__device_backend(g, c, &why),
            stage || nccl ? "it is named"
            : !can        ? "nccl cannot; the group's first rank warns once"
            : moved       ? "one rank needs a copy on its stream, and not NCCL itself"
