@@ -161,6 +161,16 @@ END_TEST
 
 /* ---- limits and handles ---- */
 
+/* When no rank needs the stream held any more. */
+static void end_held(dtr_group *g, cudaEvent_t open, cudaStream_t stream) {
+    th_barrier();
+    dtr_fake_cuda_hold(open, 0);
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    end_group(g);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+}
+
 typedef struct told {
     _Atomic int times, status;
     dtr_group *group;
@@ -236,12 +246,7 @@ START_TEST(K20_R3_given_back_at_once) {
     TH_IS(dtr_work_synchronize(other, -1), DTR_ERR_TIMEOUT);
     TH_MESSAGE("allreduce #5");
     TH_IS(dtr_work_release(other), DTR_OK);
-    th_barrier();
-    dtr_fake_cuda_hold(open, 0);
-    TH_CHECK(cudaStreamSynchronize(o.stream) == cudaSuccess, "synchronize");
-    end_group(g);
-    cudaEventDestroy(open);
-    cudaStreamDestroy(o.stream);
+    end_held(g, open, o.stream);
     drop(a);
     drop(b);
     TH_AGREE();
@@ -266,12 +271,7 @@ START_TEST(L4_limit_of_a_wait) {
     TH_CHECK(done, "the operation has ended");
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
     TH_IS(dtr_work_release(w), DTR_OK);
-    th_barrier();
-    dtr_fake_cuda_hold(open, 0);
-    TH_CHECK(cudaStreamSynchronize(o.stream) == cudaSuccess, "synchronize");
-    end_group(g);
-    cudaEventDestroy(open);
-    cudaStreamDestroy(o.stream);
+    end_held(g, open, o.stream);
     drop(b);
     TH_AGREE();
 }

@@ -1,12 +1,12 @@
 /* Rules of works, communicators and versions on the stand-ins that are no matter of values: limits,
  * ends, what is called when, and what is left alone. */
-#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <dtr/mpi.h>
 
 #include "nccl_data.h"
+#include "threads.h"
 
 static int calls(const char *name) {
     return dtr_fake_cuda_log_count(name);
@@ -195,28 +195,16 @@ START_TEST(GP7_ways_by_version) {
 }
 END_TEST
 
-static int threads(void) {
-    int n = 0;
-    DIR *d = opendir("/proc/self/task");
-    while (d != NULL && readdir(d) != NULL) {
-        n++;
-    }
-    if (d != NULL) {
-        (void)closedir(d);
-    }
-    return n;
-}
-
 /* AD11, and of reliability:N1 that one watchdog serves all: groups have no threads of their own. */
 START_TEST(AD11_no_threads_of_groups) {
     enum { GROUPS = 10 };
     dtr_group *g[GROUPS];
-    int before = threads();
+    int before = th_threads("");
     for (int i = 0; i < GROUPS; i++) {
         g[i] = new_group();
         th_good_allreduce(g[i]);
     }
-    TH_CHECK(threads() <= before, "%d threads, %d before", threads(), before);
+    TH_CHECK(th_threads("") <= before, "%d threads, %d before", th_threads(""), before);
     for (int i = 0; i < GROUPS; i++) {
         TH_OK(dtr_group_destroy(g[i]));
     }

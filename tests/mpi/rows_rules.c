@@ -1,6 +1,5 @@
 /* Rules of calls and handles that no other test shows: what is refused with which words on every
  * backend, what is copied, what is sent when nothing need be. */
-#include <dirent.h>
 #include <fenv.h>
 #include <locale.h>
 #include <mpi.h>
@@ -18,6 +17,7 @@
 #include "coll_internal.h"
 #include "harness.h"
 #include "rt_internal.h"
+#include "threads.h"
 
 static dtr_buffer f32s(float *x, size_t n) {
     return dtr_cpu(x, n, DTR_F32);
@@ -370,18 +370,6 @@ typedef struct process {
     char locale[64];
 } process;
 
-static int count_threads(void) {
-    int n = 0;
-    DIR *d = opendir("/proc/self/task");
-    for (struct dirent *e = NULL; d != NULL && (e = readdir(d)) != NULL;) {
-        n += e->d_name[0] != '.';
-    }
-    if (d != NULL) {
-        (void)closedir(d);
-    }
-    return n;
-}
-
 static process process_now(void) {
     process p;
     memset(&p, 0, sizeof p);
@@ -419,7 +407,7 @@ START_TEST(T01_no_side_effects) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
     dtr_world *w = NULL;
     const process before = process_now();
-    const int threads = count_threads();
+    const int threads = th_threads("");
     o.keep_mpi = true;
     TH_OK(dtr_world_create(&o, &w));
     th_good_allreduce(dtr_world_group(w));
@@ -428,7 +416,7 @@ START_TEST(T01_no_side_effects) {
     const process after = process_now();
     same_process(&before, &during, "while it lives");
     same_process(&before, &after, "afterwards");
-    while (count_threads() > threads) { /* one that was joined may still be listed */
+    while (th_threads("") > threads) { /* one that was joined may still be listed */
         th_sleep(0.001);
     }
     TH_AGREE();

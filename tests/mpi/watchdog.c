@@ -14,31 +14,13 @@
 #include "resident.h"
 #include "rt_internal.h"
 #include "rt_recording.h"
+#include "threads.h"
 
 /* ---- what this process has ---- */
 
-/* Threads whose name begins with `name`. */
-static int threads(const char *name) {
-    int n = 0;
-    DIR *dir = opendir("/proc/self/task");
-    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
-        char path[300], is[32] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
-        FILE *f = fopen(path, "r");
-        if (f != NULL) {
-            n += fgets(is, sizeof is, f) != NULL && strncmp(is, name, strlen(name)) == 0;
-            fclose(f);
-        }
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return n;
-}
-
 /* A joined thread may stay in /proc for a moment; the test's own limit ends what never goes. */
 static void await_threads(const char *name, int n) {
-    while (threads(name) != n) {
+    while (th_threads(name) != n) {
         th_sleep(0.001);
     }
 }
@@ -90,16 +72,16 @@ static void good(dtr_group *g) {
 START_TEST(N1_one_per_world_however_many_groups) {
     enum { GROUPS = 10 };
     dtr_group *g[GROUPS] = { NULL };
-    const int before = threads("dtr-watchdog"), all = threads("");
+    const int before = th_threads("dtr-watchdog"), all = th_threads("");
     dtr_world *w = own_world(NULL);
     await_threads("dtr-watchdog", before + 1);
-    const int with = threads("");
+    const int with = th_threads("");
     for (int i = 0; i < GROUPS; i++) {
         TH_IS(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g[i]), DTR_OK);
         good(g[i]);
     }
-    TH_CHECK(threads("dtr-watchdog") == before + 1, "%d watchdogs", threads("dtr-watchdog"));
-    TH_CHECK(threads("") == with, "groups have threads of their own: %d, not %d", threads(""),
+    TH_CHECK(th_threads("dtr-watchdog") == before + 1, "%d watchdogs", th_threads("dtr-watchdog"));
+    TH_CHECK(th_threads("") == with, "groups have threads of their own: %d, not %d", th_threads(""),
              with);
     for (int i = 0; i < GROUPS; i++) {
         TH_IS(dtr_group_destroy(g[i]), DTR_OK);
@@ -128,7 +110,7 @@ START_TEST(N2_worlds_come_and_go) {
     const int n = asked != NULL ? atoi(asked) : 6;
     setenv("DTR_WATCHDOG_MS", "10000", 1);
     cycles(4);
-    const int all = threads(""), fds = descriptors(), maps = shared_mappings();
+    const int all = th_threads(""), fds = descriptors(), maps = shared_mappings();
     const long resident = th_resident_kib();
     cycles(n);
     unsetenv("DTR_WATCHDOG_MS");
@@ -137,7 +119,7 @@ START_TEST(N2_worlds_come_and_go) {
     if (th_rank() == 0 && asked != NULL) {
         printf("%d worlds: threads %d to %d, descriptors %d to %d, shared mappings %d to %d, "
                "resident %+ld KiB\n",
-               n, all, threads(""), fds, descriptors(), maps, shared_mappings(), grown);
+               n, all, th_threads(""), fds, descriptors(), maps, shared_mappings(), grown);
     }
     TH_CHECK(descriptors() == fds, "%d descriptors, not %d", descriptors(), fds);
     TH_CHECK(shared_mappings() == maps, "%d mappings, not %d", shared_mappings(), maps);

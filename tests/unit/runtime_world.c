@@ -5,7 +5,6 @@
  *
  * A main of its own: the harness would have made a world before the first test. Checks note a
  * failure and go on, so that no rank leaves the others in a collective. */
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "rt_internal.h"
+#include "threads.h"
 
 static int failures, me, n_ranks;
 
@@ -61,30 +61,12 @@ static lines new_lines(const char *wanted) {
 
 /* ---- threads ---- */
 
-static int progress_threads(void) {
-    int n = 0;
-    DIR *dir = opendir("/proc/self/task");
-    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
-        char path[300], name[32] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
-        FILE *f = fopen(path, "r");
-        if (f != NULL) {
-            n += fgets(name, sizeof name, f) != NULL && strncmp(name, "dtr-progress", 12) == 0;
-            fclose(f);
-        }
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return n;
-}
-
 /* A joined thread may stay visible in /proc for a moment. */
 static bool no_progress_threads(void) {
-    for (int i = 0; i < 2000 && progress_threads() > 0; i++) {
+    for (int i = 0; i < 2000 && th_threads("dtr-progress") > 0; i++) {
         usleep(1000);
     }
-    return progress_threads() == 0;
+    return th_threads("dtr-progress") == 0;
 }
 
 /* ---- cases under the caller's MPI ---- */
@@ -96,7 +78,7 @@ static void facts(int level) {
     CHECK(dtr_world_device(w).type == DTR_CPU);
     CHECK(w->thread_level == level && !w->own_mpi && w->timeout_s == 0);
     CHECK(dtr__progress_has_thread(w) == (level == MPI_THREAD_MULTIPLE));
-    CHECK(progress_threads() == (level == MPI_THREAD_MULTIPLE));
+    CHECK(th_threads("dtr-progress") == (level == MPI_THREAD_MULTIPLE));
     CHECK(w->local_world[w->local_rank] == me && w->node_of[me] == w->node);
     CHECK(w->local_rank_of[me] == w->local_rank && w->local_size <= n_ranks);
     CHECK(dtr_world_node(w) < dtr_world_node_count(w));

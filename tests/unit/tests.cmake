@@ -16,7 +16,7 @@ dtr_add_unit_test(runtime_recording SOURCES unit/runtime_recording.c)
 # The runtime's worlds under mpirun: the program or the library starts MPI.
 add_executable(test_runtime_world unit/runtime_world.c)
 target_link_libraries(test_runtime_world PRIVATE dtr_static dtr_flags MPI::MPI_C Threads::Threads)
-target_include_directories(test_runtime_world PRIVATE $<TARGET_PROPERTY:dtr_runtime,INTERFACE_INCLUDE_DIRECTORIES>)
+target_include_directories(test_runtime_world PRIVATE harness $<TARGET_PROPERTY:dtr_runtime,INTERFACE_INCLUDE_DIRECTORIES>)
 dtr_add_mpi_run(runtime_world TARGET test_runtime_world NPROCS 1 2 3 4 7 ARGS caller multiple)
 dtr_add_mpi_run(runtime_world_library TARGET test_runtime_world NPROCS 1 2 4 ARGS library)
 foreach(level single funneled serialized)
