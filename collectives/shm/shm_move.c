@@ -10,38 +10,31 @@ bool dtr__shm_has_table(dtr__kind k) {
     return k == DTR__K_SCATTERV || k == DTR__K_ALLTOALLV;
 }
 
-bool dtr__shm_gives(const dtr_group *g, const dtr__call *c, int rank) {
+/* `root`: what holds for the root where data comes from it alone; the opposite where it goes there.
+ */
+static bool takes_part(const dtr_group *g, const dtr__call *c, int rank, bool root) {
     switch (c->kind) {
     case DTR__K_BARRIER:
         return false;
     case DTR__K_BROADCAST:
     case DTR__K_SCATTER:
     case DTR__K_SCATTERV:
-        return rank == c->root;
+        return (rank == c->root) == root;
     case DTR__K_REDUCE:
     case DTR__K_GATHER:
     case DTR__K_GATHERV:
-        return rank != c->root;
+        return (rank == c->root) != root;
     default:
         return g->size > 1;
     }
 }
 
+bool dtr__shm_gives(const dtr_group *g, const dtr__call *c, int rank) {
+    return takes_part(g, c, rank, true);
+}
+
 bool dtr__shm_reads(const dtr_group *g, const dtr__call *c, int rank) {
-    switch (c->kind) {
-    case DTR__K_BARRIER:
-        return false;
-    case DTR__K_BROADCAST:
-    case DTR__K_SCATTER:
-    case DTR__K_SCATTERV:
-        return rank != c->root;
-    case DTR__K_REDUCE:
-    case DTR__K_GATHER:
-    case DTR__K_GATHERV:
-        return rank == c->root;
-    default:
-        return g->size > 1;
-    }
+    return takes_part(g, c, rank, false);
 }
 
 size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset) {
