@@ -18,6 +18,7 @@ enum {
 #define DETAILS_NS (1000 * MS) /* how long a death waits for what its node knows of it */
 #define STRANGER_NS (5000 * MS)
 #define NEVER_MET_NS (10000 * MS)
+#define EARLY_NS (30000 * MS) /* how long a verdict waits for its group to be made here */
 
 /* What a rank tells the others at world creation. */
 typedef struct offer {
@@ -40,6 +41,14 @@ typedef struct node {
     char why[64];        /* of the last failure */
 } node;
 
+/* A verdict on a group that no rank of this node has yet: its members elsewhere may be out of the
+ * creation before those here. until_ns 0: none. */
+typedef struct early_verdict {
+    dtr__verdict verdict;
+    int node; /* that sent it */
+    int64_t until_ns;
+} early_verdict;
+
 /* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
 struct dtr__control {
     offer *offer; /* [world size] */
@@ -47,7 +56,8 @@ struct dtr__control {
     int epoll, listener;
     int wake;            /* eventfd: another thread has something to tell; open to the end */
     _Atomic bool serves; /* rounds are made */
-    uint64_t told[DTR__VERDICTS];          /* verdicts, by the number they had */
+    uint64_t told[DTR__VERDICTS]; /* verdicts, by the number they had */
+    early_verdict early[DTR__VERDICTS];
     int64_t period_ns, beat_ns, opened_ns; /* beat: the next one */
     double silence_s;
     _Atomic bool ended;  /* all ranks have agreed to end the world */

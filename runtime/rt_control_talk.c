@@ -227,17 +227,46 @@ static bool has_members(const dtr_world *world, uint64_t uid) {
     return found;
 }
 
+/* In a free place, else in that of the oldest. */
+static void keep_early(dtr__control *c, const dtr__verdict *v, int from) {
+    early_verdict *at = &c->early[0];
+    for (int i = 0; i < DTR__VERDICTS; i++) {
+        early_verdict *e = &c->early[i];
+        if (e->until_ns != 0 && e->verdict.uid == v->uid && e->node == from) {
+            return;
+        }
+        at = e->until_ns < at->until_ns ? e : at;
+    }
+    *at = (early_verdict){ *v, from, dtr__now_ns() + EARLY_NS };
+}
+
+static void take_early(dtr_world *world, dtr__control *c, int64_t now) {
+    for (int i = 0; i < DTR__VERDICTS; i++) {
+        early_verdict *e = &c->early[i];
+        bool here = e->until_ns != 0 && has_members(world, e->verdict.uid);
+        if (here) {
+            dtr__verdict_heard(world, e->node, &e->verdict);
+        }
+        e->until_ns = here || now >= e->until_ns ? 0 : e->until_ns;
+    }
+}
+
 static void take_verdict(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
     dtr__verdict v;
     if (nbytes != sizeof v) {
         return;
     }
     memcpy(&v, data, sizeof v);
-    if (v.uid != 0 && v.status < 0 && v.origin >= 0 && v.origin < world->size && v.lost >= 0 &&
-        v.lost <= world->size && has_members(world, v.uid)) {
-        v.operation[sizeof v.operation - 1] = v.text[sizeof v.text - 1] = '\0';
-        v.far = 1;
+    if (v.uid == 0 || v.status >= 0 || v.origin < 0 || v.origin >= world->size || v.lost < 0 ||
+        v.lost > world->size) {
+        return;
+    }
+    v.operation[sizeof v.operation - 1] = v.text[sizeof v.text - 1] = '\0';
+    v.far = 1;
+    if (has_members(world, v.uid)) {
         dtr__verdict_heard(world, world->node_of[l->rank], &v);
+    } else {
+        keep_early(world->control, &v, world->node_of[l->rank]);
     }
 }
 
@@ -586,6 +615,7 @@ void dtr__control_round(dtr_world *world, dtr__control_lost lost) {
     tell_verdicts(world, c);
     if (now >= c->beat_ns) {
         c->beat_ns = now + c->period_ns;
+        take_early(world, c, now);
         report(world, c, now);
     }
 }
