@@ -108,13 +108,19 @@ bool dtr__ddp_own_failure(dtr_status s) {
            s == DTR_ERR_NCCL;
 }
 
+/* Whether the one is what the other heard of: a group that a failure broke is REMOTE elsewhere. */
+static bool is_cause(const dtr__verdict *one, const dtr__verdict *all) {
+    return all->status == DTR_ERR_REMOTE && dtr__ddp_own_failure((dtr_status)one->status);
+}
+
 /* Rank 0: the lowest bad rank decides, the others are counted. */
 static void merge(dtr__verdict *all, const dtr__verdict *one) {
     uint64_t hash = all->hash, hook_broken = all->hook_broken | one->hook_broken;
-    if (one->status != DTR_OK && all->status == DTR_OK) {
+    if (one->status != DTR_OK && (all->status == DTR_OK || is_cause(one, all))) {
+        uint64_t before = all->status != DTR_OK ? all->bad_ranks : 0;
         *all = *one;
         all->hash = hash;
-        all->bad_ranks = 1;
+        all->bad_ranks = before + 1;
     } else if (one->status != DTR_OK) {
         all->bad_ranks++;
     } else if (all->status == DTR_OK && one->hash != all->hash) {

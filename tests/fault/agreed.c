@@ -131,16 +131,47 @@ END_TEST
 
 /* ---- FI11, FT4: the victim leaves one out and goes on ---- */
 
-static void skip_one(spot *s) {
+static bool alike; /* the operations; the last one then misses the one left out */
+
+static call nth_call(const spot *s, int i) {
     call c = table_call(s);
+    c.op = i == 1 && !alike ? DTR_MAX : DTR_SUM;
+    c.limit_s = i == 2 && alike && !is_victim() ? 0.3 : 600;
+    return c;
+}
+
+/* In a backward pass: what a hook starts for one bucket, of which the module gets the last. */
+static dtr_status calls_inside(spot *s, dtr_group *g, dtr_work **work) {
     dtr_status e = DTR_OK;
     for (int i = is_victim() ? 1 : 0; i < 3 && e == DTR_OK; i++) {
-        c.limit_s = i == 2 && !is_victim() ? 0.3 : 600;
+        const call c = nth_call(s, i);
+        dtr_work_release(*work);
+        *work = NULL;
+        e = table_issue(g, &c, s->spare, work);
+    }
+    return e;
+}
+
+static dtr_status leave_one_out(spot *s) {
+    const bool step = s->way == BACKWARD;
+    dtr_status e = DTR_OK;
+    s->inside = calls_inside;
+    for (int i = is_victim() && !step ? 1 : 0; i < (step ? 1 : 3) && e == DTR_OK; i++) {
+        const call c = nth_call(s, i);
         e = table_do(s, &c);
     }
-    if (!is_victim()) { /* all look alike: the last one misses it */
+    return e;
+}
+
+static void skip_one(spot *s) {
+    dtr_status e = leave_one_out(s);
+    if (!is_victim() || s->way == BACKWARD) {
         TABLE_IS(s, e, DTR_ERR_TIMEOUT);
-        TABLE_WORDS(s, " #4 ", "is broken");
+        TABLE_WORDS(s, " #4 ", "did not finish within 0.3 s");
+    }
+    /* What a module's ranks agree on has less room. */
+    if (!is_victim() && s->way != BACKWARD) {
+        TABLE_WORDS(s, "is broken");
         if (sees_all()) {
             TABLE_WORDS(s, "has not entered", " #4 (1 behind)");
         }
@@ -149,14 +180,9 @@ static void skip_one(spot *s) {
 }
 
 static void skip_among_others(spot *s) {
-    call c = table_call(s);
-    dtr_status e = DTR_OK;
-    for (int i = is_victim() ? 1 : 0; i < 3 && e == DTR_OK; i++) {
-        c.op = i == 1 ? DTR_MAX : DTR_SUM;
-        e = table_do(s, &c);
-    }
+    dtr_status e = leave_one_out(s);
     TABLE_IS(s, e, DTR_ERR_MISMATCH);
-    TABLE_WORDS(s, "#2", "table.c:");
+    TABLE_WORDS(s, "#2", ".c:");
     if (s->way != SCOPE) {
         TABLE_WORDS(s, "the op of allreduce", "sum", "max");
     }
@@ -164,35 +190,60 @@ static void skip_among_others(spot *s) {
 
 START_TEST(FI11_a_rank_leaves_one_out) {
     dtr_world *w = table_world("detail");
-    table_each(w, SCOPE, skip_among_others);
+    alike = false;
+    table_each(w, BACKWARD, skip_among_others);
     table_end(w);
     w = table_world("off");
-    table_each(w, SCOPE, skip_one);
+    alike = true;
+    table_each(w, BACKWARD, skip_one);
     table_end(w);
 }
 END_TEST
 
 /* ---- FI13: the two ends of a message differ ---- */
 
-static void differ_in_message(spot *s) {
-    dtr_work *work = NULL;
+static dtr_status differing_ends(const spot *s, dtr_group *g, dtr_work **work) {
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = "halo";
     size_t n = s->count - (is_victim() && field == 0);
     dtr_buffer b = dtr_cpu(s->spare, n, is_victim() && field == 1 ? DTR_I32 : DTR_F32);
-    dtr_status e = DTR_OK;
     if (th_rank() == 0) {
-        e = dtr_send(s->group, b, victim(), 7, &o, s->way == ASYNC ? &work : NULL);
-    } else if (is_victim()) {
-        e = dtr_recv(s->group, b, 0, 7, &o, s->way == ASYNC ? &work : NULL);
+        return dtr_send(g, b, victim(), 7, &o, work);
     }
-    e = work != NULL ? dtr_work_wait(work, -1) : e;
+    return is_victim() ? dtr_recv(g, b, 0, 7, &o, work) : DTR_OK;
+}
+
+/* In a backward pass: a message, and what all ranks have to start for the bucket. */
+static dtr_status message_inside(spot *s, dtr_group *g, dtr_work **work) {
+    dtr_work *message = NULL;
+    dtr_status e = differing_ends(s, g, &message);
+    dtr_work_release(message);
+    return e == DTR_OK ? dtr_barrier(g, NULL, work) : e;
+}
+
+static dtr_status message_alone(const spot *s) {
+    const bool scope = s->way == SCOPE;
+    dtr_work *work = NULL;
+    dtr_status e = scope ? dtr_coalesce_begin(s->group) : DTR_OK;
+    e = e == DTR_OK ? differing_ends(s, s->group, s->way == ASYNC ? &work : NULL) : e;
+    e = e == DTR_OK && scope ? dtr_coalesce_end(s->group, &work) : e;
+    e = e == DTR_OK && work != NULL ? dtr_work_wait(work, -1) : e;
     dtr_work_release(work);
-    if (is_victim()) {
+    return e;
+}
+
+static void differ_in_message(spot *s) {
+    const call good = table_call(s);
+    const bool step = s->way == BACKWARD;
+    s->inside = message_inside;
+    dtr_status e = step ? table_do(s, &good) : message_alone(s);
+    if (is_victim() || step) {
         TABLE_IS(s, e, DTR_ERR_MISMATCH);
     }
     th_barrier(); /* a small send may be over before anybody looks at it */
-    TABLE_IS(s, dtr_barrier(s->group, NULL, NULL), DTR_ERR_MISMATCH);
+    if (!step) {
+        TABLE_IS(s, dtr_barrier(s->group, NULL, NULL), DTR_ERR_MISMATCH);
+    }
     char most[32], odd[32];
     snprintf(most, sizeof most, "sends f32 x %zu", s->count);
     snprintf(odd, sizeof odd, "receives %s x %zu", field == 1 ? "i32" : "f32",
@@ -203,7 +254,7 @@ static void differ_in_message(spot *s) {
 START_TEST(FI13_the_ends_of_a_message_differ) {
     dtr_world *w = table_world("off");
     for (field = 0; field < 2; field++) {
-        table_each(w, ASYNC, differ_in_message);
+        table_each(w, BACKWARD, differ_in_message);
     }
     table_end(w);
 }
@@ -242,18 +293,37 @@ static void *abort_group(void *arg) {
     return NULL;
 }
 
+static void abort_beside(dtr_group *g) {
+    pthread_t thread;
+    TH_CHECK(pthread_create(&thread, NULL, abort_group, g) == 0, "no thread");
+    pthread_join(thread, NULL);
+}
+
+static dtr_status abort_inside(spot *s, dtr_group *g, dtr_work **work) {
+    if (is_victim()) {
+        abort_beside(g);
+    }
+    return table_issue(g, s->now, s->spare, work);
+}
+
 static void abort_from_a_thread(spot *s) {
     enum { PENDING = 10 };
     dtr_work *work[PENDING] = { NULL };
     call c = table_call(s);
+    char text[32];
+    snprintf(text, sizeof text, "rank %d", victim());
+    if (s->way == BACKWARD) {
+        s->inside = abort_inside;
+        TABLE_IS(s, table_do(s, &c), DTR_ERR_ABORTED);
+        TABLE_WORDS(s, reason, text);
+        return;
+    }
     dtr_buffer b = dtr_cpu(s->spare, s->count, DTR_F32);
     for (int i = 0; i < PENDING && s->way == ASYNC && !is_victim(); i++) {
         (void)dtr_allreduce(s->group, b, b, DTR_SUM, NULL, &work[i]);
     }
     if (is_victim()) {
-        pthread_t thread;
-        TH_CHECK(pthread_create(&thread, NULL, abort_group, s->group) == 0, "no thread");
-        pthread_join(thread, NULL);
+        abort_beside(s->group);
     }
     TABLE_IS(s, table_do(s, &c), DTR_ERR_ABORTED);
     for (int i = 0; i < PENDING; i++) {
@@ -263,15 +333,13 @@ static void abort_from_a_thread(spot *s) {
         }
         dtr_work_release(work[i]);
     }
-    char text[32];
-    snprintf(text, sizeof text, "rank %d", victim());
     TABLE_IS(s, dtr_barrier(s->group, NULL, NULL), DTR_ERR_ABORTED);
     TABLE_WORDS(s, reason, text);
 }
 
 START_TEST(FI17_another_thread_aborts) {
     dtr_world *w = table_world("off");
-    table_each(w, SCOPE, abort_from_a_thread);
+    table_each(w, BACKWARD, abort_from_a_thread);
     table_end(w);
 }
 END_TEST
@@ -426,6 +494,41 @@ START_TEST(CP4_key_of_a_broken_group) {
 }
 END_TEST
 
+/* CP5: what a node hears of a group that none of its ranks has yet, being slower out of its
+ * creation, counts once one has it. */
+START_TEST(CP5_a_verdict_before_its_group) {
+    enum { ID = 1000000 }; /* of no group */
+    dtr_world *w = th_world();
+    dtr_group *g = NULL;
+    const uint64_t uid = (uint64_t)(th_size() + 3) << 40;
+    const int members[] = { 0, 2 };
+    dtr__verdict v = { .status = DTR_ERR_TIMEOUT, .origin = victim(), .far = 1 };
+    bool nodes = dtr_world_node_count(w) == 2 && th_size() == 4;
+    TH_IS(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g), DTR_OK);
+    for (int i = 0; i < 2 && nodes && is_victim(); i++) { /* the break of g may take one's place */
+        v.uid = uid + (uint64_t)i;
+        (void)dtr__verdict_put(w, &v);
+    }
+    if (is_victim()) {
+        TH_IS(dtr_group_abort(g, reason), DTR_OK);
+    }
+    while (dtr_group_status(g) == DTR_OK) { /* what was told before has come then */
+        th_sleep(0.01);
+    }
+    if (nodes && th_rank() == 0) {
+        (void)dtr__rec_group_add(w, ID, uid, "early", 0, 2, members);
+        (void)dtr__rec_group_add(w, ID + 1, uid + 1, "early", 0, 2, members);
+        while (!dtr__verdict_is_put(w, uid) && !dtr__verdict_is_put(w, uid + 1)) {
+            th_sleep(0.01);
+        }
+        dtr__rec_group_end(w, ID);
+        dtr__rec_group_end(w, ID + 1);
+    }
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 /* What two nodes have found, and whose counts. */
 static void settle(uint64_t uid, dtr_status here, int here_by, dtr_status there, int there_by,
                    int want) {
@@ -486,6 +589,7 @@ static void make(Suite *s) {
     tc = th_case(s, "causes", 110);
     th_add(tc, CP5_EA6_all_name_the_same_cause, 2, 0);
     th_add(tc, CP5_more_groups_than_places, 2, 0);
+    th_add(tc, CP5_a_verdict_before_its_group, 2, 0);
     th_add(tc, CP5_which_cause_counts, 2, 0);
     th_add(tc, CP4_key_of_a_broken_group, 2, 0);
 }

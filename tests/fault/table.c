@@ -30,7 +30,7 @@ call table_call(const spot *s) {
 
 /* ---- calling ---- */
 
-static dtr_status issue(dtr_group *g, const call *c, void *mem, dtr_work **work) {
+dtr_status table_issue(dtr_group *g, const call *c, void *mem, dtr_work **work) {
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = "grad.3";
     o.timeout_s = c->limit_s;
@@ -46,8 +46,10 @@ static dtr_status issue(dtr_group *g, const call *c, void *mem, dtr_work **work)
 }
 
 static dtr_status hook(void *state, dtr_ddp_bucket *bucket, dtr_work **work) {
-    const spot *s = state;
-    return issue(dtr_ddp_bucket_group(bucket), s->now, dtr_ddp_bucket_buffer(bucket).data, work);
+    spot *s = state;
+    dtr_group *g = dtr_ddp_bucket_group(bucket);
+    return s->inside != NULL ? s->inside(s, g, work)
+                             : table_issue(g, s->now, dtr_ddp_bucket_buffer(bucket).data, work);
 }
 
 static dtr_status in_a_scope(const spot *s, const call *c) {
@@ -59,7 +61,7 @@ static dtr_status in_a_scope(const spot *s, const call *c) {
         return e;
     }
     e = dtr_allreduce(s->group, b, b, DTR_SUM, NULL, NULL);
-    e = e == DTR_OK ? issue(s->group, c, s->spare, NULL) : e;
+    e = e == DTR_OK ? table_issue(s->group, c, s->spare, NULL) : e;
     dtr_status ended = dtr_coalesce_end(s->group, &work); /* gives the first error again */
     e = e == DTR_OK ? ended : e;
     e = e == DTR_OK ? dtr_work_wait(work, c->limit_s > 0 ? c->limit_s : -1) : e;
@@ -73,17 +75,17 @@ dtr_status table_do(spot *s, const call *c) {
     s->now = c;
     switch (s->way) {
     case BLOCKING:
-        return issue(s->group, c, s->spare, NULL);
+        return table_issue(s->group, c, s->spare, NULL);
     case ASYNC:
-        e = issue(s->group, c, s->spare, &work);
+        e = table_issue(s->group, c, s->spare, &work);
         e = e == DTR_OK ? dtr_work_wait(work, -1) : e;
         dtr_work_release(work);
         return e;
     case SCOPE:
         return in_a_scope(s, c);
     default:
-        e = dtr_ddp_grad_ready(s->ddp, 0, NULL);
-        return e == DTR_OK ? dtr_ddp_backward_end(s->ddp, NULL) : e;
+        (void)dtr_ddp_grad_ready(s->ddp, 0, NULL); /* its error is agreed on at the end */
+        return dtr_ddp_backward_end(s->ddp, NULL);
     }
 }
 
@@ -112,28 +114,39 @@ static void open_module(spot *s) {
     TH_AGREE();
 }
 
+void table_open(spot *s) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.backend = s->backend;
+    o.timeout_s = 600;
+    TH_OK(dtr_group_split(dtr_world_group(s->world), 0, 0, &o, &s->group));
+    th_good_allreduce(s->group);
+    if (s->way == BACKWARD) {
+        open_module(s);
+    }
+}
+
+void table_close(spot *s) {
+    TH_IS(dtr_ddp_destroy(s->ddp), DTR_OK);
+    dtr_tensor_release(s->value);
+    TH_IS(dtr_group_destroy(s->group), DTR_OK);
+    s->ddp = NULL;
+    s->value = NULL;
+    s->inside = NULL;
+    TH_AGREE();
+}
+
 static void run(dtr_world *w, const char *backend, way from, bool large, void (*fault)(spot *)) {
     spot s = { .backend = backend, .way = from, .world = w };
-    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     s.count = large ? LARGE : 8;
     snprintf(s.what, sizeof s.what, "%s, %s, %zu elements", backend, way_names[from], s.count);
     /* MPI may keep hold of what a failed operation was given (EA9). */
     static unsigned char spare[(LARGE + 16) * 8];
     s.spare = memset(spare, 0, sizeof spare);
-    o.backend = backend;
-    o.timeout_s = 600;
-    TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, &o, &s.group));
-    th_good_allreduce(s.group);
-    if (from == BACKWARD) {
-        open_module(&s);
-    }
+    table_open(&s);
     th_barrier(); /* nobody is late into the fault */
     fault(&s);
     TH_AGREE();
-    TH_IS(dtr_ddp_destroy(s.ddp), DTR_OK);
-    dtr_tensor_release(s.value);
-    TH_IS(dtr_group_destroy(s.group), DTR_OK);
-    TH_AGREE();
+    table_close(&s);
     th_good_allreduce(dtr_world_group(w));
 }
 

@@ -29,9 +29,11 @@ typedef struct spot {
     size_t count;
     dtr_world *world;
     dtr_group *group;
-    dtr_ddp *ddp;         /* of BACKWARD, on a duplicate of the group */
-    dtr_tensor *value;    /* its parameter */
-    const call *now;      /* what its hook starts */
+    dtr_ddp *ddp;      /* of BACKWARD, on a duplicate of the group */
+    dtr_tensor *value; /* its parameter */
+    const call *now;   /* what its hook starts */
+    /* Where set, the hook starts this in place of the call. */
+    dtr_status (*inside)(struct spot *s, dtr_group *g, dtr_work **work);
     unsigned char *spare; /* [count + 16] 8-byte elements: memory of the other ways */
     char what[96];        /* in words */
 } spot;
@@ -45,9 +47,14 @@ void table_end(dtr_world *w);
  * work. */
 void table_each(dtr_world *w, way last, void (*fault)(spot *s));
 
+/* A fresh group, with its module where the way asks for one, and its end. */
+void table_open(spot *s);
+void table_close(spot *s);
+
 /* The good call of this spot; the operation of any call, as the spot's way asks for it. */
 call table_call(const spot *s);
 dtr_status table_do(spot *s, const call *c);
+dtr_status table_issue(dtr_group *g, const call *c, void *mem, dtr_work **work);
 
 /* Notes a failure unless the last error's text has all of the words. */
 void table_words(const spot *s, const char *const *words);
