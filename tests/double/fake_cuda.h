@@ -47,6 +47,8 @@ DTR_FAKE_API void dtr_fake_cuda_kernel(const char *name, size_t nbytes,
 
 /* Read the DTR_FAKE_CUDA_* variables again and count calls from zero. */
 DTR_FAKE_API void dtr_fake_cuda_reload(void);
+/* How many threads are in a call that DTR_FAKE_CUDA_HANG keeps. */
+DTR_FAKE_API int dtr_fake_cuda_hanging(void);
 /* Keep a call log from here on, empty at first. */
 DTR_FAKE_API void dtr_fake_cuda_log_start(void);
 /* The log so far, one call a line; valid until the next call of log_start or log_text. */

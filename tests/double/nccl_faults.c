@@ -1,11 +1,13 @@
 /* Faults of NCCL and CUDA inside operations, on the stand-ins (label double): a call that never
- * returns, one that says that a peer is gone, a lost context, an abort that hangs (tests:FT9). */
+ * returns, also to the progress thread, one that says that a peer is gone, a lost context, an abort
+ * that hangs (tests:FT9). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "harness.h"
 #include "nccl_data.h"
+#include "rt_world.h"
 
 static dtr_group *new_group(void) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -153,9 +155,71 @@ START_TEST(FI37_hanging_abort) {
 }
 END_TEST
 
+/* A world that notices a progress thread which does not move, and its culprit's own group. */
+static dtr_world *heeding_world(dtr_group **half) {
+    dtr_world *w = NULL;
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    setenv("DTR_HEARTBEAT_LIMIT", "5", 1);
+    TH_OK(dtr_world_create(&o, &w));
+    unsetenv("DTR_HEARTBEAT_LIMIT");
+    TH_IS(dtr_group_split(dtr_world_group(w), th_rank() == culprit(), 0, NULL, half), DTR_OK);
+    TH_AGREE();
+    allreduce_good(dtr_world_group(w));
+    TH_AGREE();
+    return w;
+}
+
+/* reliability:FI26, O3, N3: a query does not come back to the culprit's progress thread: the
+ * watchdog ends all of its groups everywhere, what it is not in goes on. */
+START_TEST(FI26_a_query_hangs_in_the_progress_thread) {
+    dtr_group *half = NULL;
+    dtr_world *w = heeding_world(&half);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_buffer b = filled(N, 1), c = filled(N, 1);
+    cudaEvent_t open;
+    dtr_work *work = NULL;
+    cudaStream_t held = held_stream(&open);
+    o.stream = th_rank() == culprit() ? held : NULL;
+    o.timeout_s = 600;
+    TH_IS(dtr_allreduce(dtr_world_group(w), b, b, DTR_SUM, &o, &work), DTR_OK);
+    fault_on_culprit("DTR_FAKE_CUDA_HANG", "cudaEventQuery:1");
+    while (th_rank() == culprit() && dtr_fake_cuda_hanging() == 0) {
+        th_sleep(0.01); /* nobody but the progress thread asks meanwhile */
+    }
+    dtr_status s = dtr_work_synchronize(work, -1);
+    TH_CHECK(s == DTR_ERR_TIMEOUT, "%s: %s", dtr_status_name(s), dtr_last_error_message());
+    char text[32];
+    snprintf(text, sizeof text, "rank %d (host ", culprit());
+    TH_MESSAGE(text);
+    TH_MESSAGE("its progress thread has been inside cudaEventQuery for more than 5 s");
+    TH_IS(dtr_work_release(work), DTR_OK);
+    while (th_rank() == culprit() && dtr_group_status(half) == DTR_OK) {
+        th_sleep(0.01); /* its groups end one after the other */
+    }
+    TH_IS(dtr_allreduce(half, c, c, DTR_SUM, NULL, NULL),
+          th_rank() == culprit() ? DTR_ERR_TIMEOUT : DTR_OK);
+    th_barrier();
+    fault("DTR_FAKE_CUDA_HANG", NULL); /* the call returns, and the thread ends */
+    dtr_fake_cuda_hold(open, 0);
+    while (dtr__progress_stuck(w)) {
+        th_sleep(0.01);
+    }
+    TH_IS(dtr_group_destroy(half), DTR_OK);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    allreduce_good(th_group());
+    cudaStreamSynchronize(held);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(held);
+    drop(b);
+    drop(c);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl faults", 110);
     th_add(tc, FI34_a_call_that_never_returns, 2, 0);
+    th_add(tc, FI26_a_query_hangs_in_the_progress_thread, 2, 0);
     th_add(tc, FI33_remote_error, 2, 0);
     th_add(tc, FI36_lost_context, 2, 0);
     if (TH_SANITIZED) {

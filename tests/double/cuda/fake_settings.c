@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,8 @@
 #include <unistd.h>
 
 static fake_settings settings;
+static _Atomic unsigned reloads; /* of the settings */
+static _Atomic int hanging;      /* threads in a call that does not return */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* log, trace file, counts of faults */
 static FILE *trace;
 static char *log_text, *log_copy;
@@ -127,7 +130,12 @@ API void dtr_fake_cuda_reload(void) {
     fake_settings_once();
     fake_lock(&lock);
     read_all();
+    atomic_fetch_add(&reloads, 1);
     fake_unlock(&lock);
+}
+
+API int dtr_fake_cuda_hanging(void) {
+    return atomic_load(&hanging);
 }
 
 /* ---- log and trace ---- */
@@ -200,9 +208,19 @@ void fake_trace(int stream, const char *name, int64_t begin_ns, int64_t end_ns) 
 
 /* ---- entering a call ---- */
 
+/* Until the settings are read again. */
+static void hang(unsigned since) {
+    const struct timespec nap = { 0, 10000000 };
+    atomic_fetch_add(&hanging, 1);
+    while (atomic_load(&reloads) == since) {
+        nanosleep(&nap, NULL);
+    }
+    atomic_fetch_sub(&hanging, 1);
+}
+
 static cudaError_t injected(const char *function) {
     cudaError_t e = cudaSuccess;
-    bool hang = false;
+    bool hangs = false;
     if (settings.n_faults == 0) {
         return cudaSuccess;
     }
@@ -211,14 +229,13 @@ static cudaError_t injected(const char *function) {
         fake_fault *f = &settings.faults[i];
         if (strcmp(f->name, function) == 0 && (++f->seen == f->nth || f->nth == 0)) {
             e = (cudaError_t)f->code;
-            hang = f->code == 0;
+            hangs = f->code == 0;
         }
     }
+    const unsigned since = atomic_load(&reloads);
     fake_unlock(&lock);
-    if (hang) {
-        for (;;) {
-            pause();
-        }
+    if (hangs) {
+        hang(since);
     }
     return e;
 }
