@@ -21,6 +21,52 @@ dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, &o, work);
 }
 
+/* ---- a room for every bucket ---- */
+
+void dtr__hook_forget(void *state) {
+    dtr__hook_rooms *r = state;
+    if (r->room != NULL && dtr__ddp_on_device(r->ddp)) { /* its stream may use them just now */
+        const dtr__ddp_gpu *g = &r->ddp->gpu;
+        (void)g->ops->stream_synchronize(g->index, g->stream);
+    }
+    for (size_t b = 0; b < r->n; b++) {
+        r->release(r->ddp, r->room + b * r->each);
+    }
+    free(r->room);
+    r->room = NULL;
+    r->n = 0;
+}
+
+static void drop(void *state) {
+    dtr__hook_forget(state);
+    free(state);
+}
+
+void *dtr__hook_make(const dtr_ddp *ddp, dtr__ddp_hook *h, dtr_ddp_hook fn, size_t size,
+                     size_t each, void (*release)(const dtr_ddp *ddp, void *room)) {
+    dtr__hook_rooms *r = calloc(1, size);
+    if (r != NULL) {
+        *r = (dtr__hook_rooms){ .ddp = ddp, .each = each, .release = release };
+        h->fn = fn;
+        h->state = r;
+        h->forget = dtr__hook_forget;
+        h->drop = drop;
+    }
+    return r;
+}
+
+void *dtr__hook_room_if(const dtr__hook_rooms *rooms, size_t bucket) {
+    return bucket < rooms->n ? rooms->room + bucket * rooms->each : NULL;
+}
+
+void *dtr__hook_room(dtr__hook_rooms *rooms, size_t bucket) {
+    if (rooms->room == NULL) {
+        rooms->room = calloc(rooms->ddp->n_buckets, rooms->each);
+        rooms->n = rooms->room != NULL ? rooms->ddp->n_buckets : 0;
+    }
+    return dtr__hook_room_if(rooms, bucket);
+}
+
 /* ---- nothing ---- */
 
 static dtr_status noop(void *state, dtr_ddp_bucket *b, dtr_work **work) {
@@ -186,18 +232,9 @@ static dtr_status check_sparse(const dtr_ddp *ddp, dtr_ddp_builtin which) {
     return DTR_OK;
 }
 
-/* PowerSGD computes on the host. */
-static dtr_status check_device(const dtr_ddp *ddp, dtr_ddp_builtin which) {
-    DTR_REQUIRE(!dtr__ddp_on_device(ddp) || which != DTR_HOOK_POWERSGD, NULL, DTR_ERR_UNSUPPORTED,
-                "the hook '%s' computes in host memory, and the module's parameters are on cuda:%d",
-                names[which], ddp->gpu.index);
-    return DTR_OK;
-}
-
 static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_hook_options *o,
                                dtr__ddp_hook *h) {
     DTR_TRY(check_sparse(ddp, which));
-    DTR_TRY(check_device(ddp, which));
     if (which == DTR_HOOK_FP16 || which == DTR_HOOK_BF16 || which == DTR_HOOK_Q8 ||
         which == DTR_HOOK_POWERSGD) {
         DTR_TRY(check_types(ddp, names[which]));
@@ -211,9 +248,10 @@ static dtr_status make_builtin(dtr_ddp *ddp, dtr_ddp_builtin which, const dtr_ho
     case DTR_HOOK_BF16:
         return make_cast(DTR_BF16, h);
     case DTR_HOOK_Q8:
-        return dtr__ddp_on_device(ddp) ? dtr__hook_q8_make_device(ddp, h) : dtr__hook_q8_make(h);
+        return dtr__ddp_on_device(ddp) ? dtr__hook_q8_make_device(ddp, h)
+                                       : dtr__hook_q8_make(ddp, h);
     case DTR_HOOK_POWERSGD:
-        return dtr__hook_powersgd_make(o, h);
+        return dtr__hook_powersgd_make(ddp, o, h);
     case DTR_HOOK_POST_LOCAL_SGD:
         return make_local_sgd(o, h);
     case DTR_HOOK_NOOP:

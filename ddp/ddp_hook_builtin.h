@@ -7,13 +7,28 @@
 /* Plain average of what the bucket shows. */
 dtr_status dtr__hook_average(void *state, dtr_ddp_bucket *b, dtr_work **work);
 
-dtr_status dtr__hook_q8_make(dtr__ddp_hook *h);
+/* What a hook keeps of every bucket, made at its first use; the state of such a hook begins with
+ * it. */
+typedef struct dtr__hook_rooms {
+    const dtr_ddp *ddp;
+    size_t n, each; /* bytes of a room */
+    char *room;     /* [n], NULL: no bucket has one */
+    void (*release)(const dtr_ddp *ddp, void *room);
+} dtr__hook_rooms;
+/* A state of `size` bytes, zeroed, with rooms of `each` bytes, as that of a hook that calls fn;
+ * NULL: no memory. */
+void *dtr__hook_make(const dtr_ddp *ddp, dtr__ddp_hook *h, dtr_ddp_hook fn, size_t size,
+                     size_t each, void (*release)(const dtr_ddp *ddp, void *room));
+/* The room of a bucket, zeroed when it is new; NULL: no memory. if: NULL where it was not used. */
+void *dtr__hook_room(dtr__hook_rooms *rooms, size_t bucket);
+void *dtr__hook_room_if(const dtr__hook_rooms *rooms, size_t bucket);
+void dtr__hook_forget(void *state); /* gives the rooms back */
+
+dtr_status dtr__hook_q8_make(const dtr_ddp *ddp, dtr__ddp_hook *h);
 dtr_status dtr__hook_q8_make_device(const dtr_ddp *ddp, dtr__ddp_hook *h);
 /* What is wrong with element `at` of a bucket, which is NaN or infinite. */
 enum { DTR__Q8_TEXT = 256 };
 void dtr__hook_q8_text(const dtr_ddp_bucket *b, size_t at, char text[DTR__Q8_TEXT]);
-dtr_status dtr__hook_powersgd_save(dtr_ddp *ddp, void *state, dtr_bytes *out);
-dtr_status dtr__hook_powersgd_restore(dtr_ddp *ddp, void *state, dtr_bytes in);
-dtr_status dtr__hook_powersgd_make(const dtr_hook_options *o, dtr__ddp_hook *h);
+dtr_status dtr__hook_powersgd_make(const dtr_ddp *ddp, const dtr_hook_options *o, dtr__ddp_hook *h);
 
 #endif /* DTR_DDP_HOOK_BUILTIN_H */

@@ -18,56 +18,30 @@ typedef struct coded {
     code_head head, *heads;
 } coded;
 
-typedef struct q8 {
-    size_t n;
-    coded *bucket; /* made at the first use of each bucket */
-} q8;
-
-static void free_coded(q8 *q) {
-    for (size_t b = 0; b < q->n; b++) {
-        free(q->bucket[b].mine);
-        free(q->bucket[b].all);
-        free(q->bucket[b].heads);
-    }
-    free(q->bucket);
-    q->bucket = NULL;
-    q->n = 0;
+static void release(const dtr_ddp *ddp, void *room) {
+    coded *c = room;
+    (void)ddp;
+    free(c->mine);
+    free(c->all);
+    free(c->heads);
+    *c = (coded){ 0 };
 }
 
-static void forget(void *state) {
-    free_coded(state);
-}
-
-static void drop(void *state) {
-    free_coded(state);
-    free(state);
-}
-
-static dtr_status no_memory(size_t count) {
-    return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory to code a bucket of %zu elements", count);
-}
-
-static dtr_status reserve(q8 *q, const dtr_ddp *ddp, size_t b, size_t count) {
-    if (q->bucket == NULL) {
-        q->bucket = calloc(ddp->n_buckets, sizeof *q->bucket);
-        if (q->bucket == NULL) {
-            return no_memory(count);
-        }
-        q->n = ddp->n_buckets;
-    }
-    coded *c = &q->bucket[b];
-    if (c->mine == NULL) {
+static dtr_status reserve(dtr__hook_rooms *rooms, const dtr_ddp_bucket *b, coded **room) {
+    coded *c = dtr__hook_room(rooms, b->index);
+    size_t count = b->shown.count, size = (size_t)b->ddp->size;
+    if (c != NULL && c->mine == NULL) {
         c->mine = malloc(count + 1);
-        c->all = malloc(count * (size_t)ddp->size + 1);
-        c->heads = malloc((size_t)ddp->size * sizeof *c->heads);
+        c->all = malloc(count * size + 1);
+        c->heads = malloc(size * sizeof *c->heads);
         if (c->mine == NULL || c->all == NULL || c->heads == NULL) {
-            free(c->mine);
-            free(c->all);
-            free(c->heads);
-            *c = (coded){ 0 };
-            return no_memory(count);
+            release(b->ddp, c);
+            c = NULL;
         }
     }
+    DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM, "no memory to code a bucket of %zu elements",
+                count);
+    *room = c;
     return DTR_OK;
 }
 
@@ -115,8 +89,7 @@ static void encode(const dtr_ddp_bucket *b, coded *c) {
 }
 
 static dtr_status decode(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    q8 *q = state;
-    const coded *c = &q->bucket[b->index];
+    const coded *c = dtr__hook_room_if(state, b->index);
     size_t count = b->shown.count;
     (void)work;
     for (size_t at = 0; at < count; at += BLOCK) {
@@ -159,16 +132,15 @@ void dtr__hook_q8_text(const dtr_ddp_bucket *b, size_t at, char text[DTR__Q8_TEX
 }
 
 static dtr_status hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    q8 *q = state;
     size_t count = b->shown.count, bad = 0;
     float low, high;
-    DTR_TRY(reserve(q, b->ddp, b->index, count));
+    coded *c = NULL;
+    DTR_TRY(reserve(state, b, &c));
     if (!range(b, &low, &high, &bad)) {
         char text[DTR__Q8_TEXT];
         dtr__hook_q8_text(b, bad, text);
         return DTR_FAIL(NULL, DTR_ERR_NAN, "%s", text);
     }
-    coded *c = &q->bucket[b->index];
     c->head = choose(low, high);
     encode(b, c);
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
@@ -181,15 +153,12 @@ static dtr_status hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)dtr_work_release(heads); /* it ends before the next of its group */
     DTR_TRY(dtr_allgather(g, dtr_cpu(c->mine, count, DTR_U8), dtr_cpu(c->all, count * size, DTR_U8),
                           &o, work));
-    return dtr__ddp_bucket_then_local(b, decode, q);
+    return dtr__ddp_bucket_then_local(b, decode, state);
 }
 
-dtr_status dtr__hook_q8_make(dtr__ddp_hook *h) {
-    q8 *q = calloc(1, sizeof *q);
-    DTR_REQUIRE(q != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
-    h->fn = hook;
-    h->state = q;
-    h->forget = forget;
-    h->drop = drop;
+dtr_status dtr__hook_q8_make(const dtr_ddp *ddp, dtr__ddp_hook *h) {
+    const void *state =
+        dtr__hook_make(ddp, h, hook, sizeof(dtr__hook_rooms), sizeof(coded), release);
+    DTR_REQUIRE(state != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
     return DTR_OK;
 }

@@ -15,15 +15,11 @@ typedef struct coded {
     bool open;                      /* not judged yet */
 } coded;
 
-typedef struct q8 {
-    const dtr_ddp *ddp;
-    size_t n;
-    coded *bucket; /* made at the first use of each bucket */
-} q8;
-
 enum { FOUND = 3, NO_CODE = 2 }; /* numbers of the range; the one of the first without a code */
 
-static void release(const dtr__ddp_gpu *g, coded *c) {
+static void release(const dtr_ddp *ddp, void *room) {
+    const dtr__ddp_gpu *g = &ddp->gpu;
+    coded *c = room;
     dtr_tensor_release(c->mine);
     dtr_tensor_release(c->all);
     dtr_tensor_release(c->found);
@@ -34,25 +30,6 @@ static void release(const dtr__ddp_gpu *g, coded *c) {
         (void)g->ops->event_free(g->index, c->event);
     }
     *c = (coded){ 0 };
-}
-
-static void forget(void *state) {
-    q8 *q = state;
-    const dtr__ddp_gpu *g = &q->ddp->gpu;
-    if (q->bucket != NULL) {
-        (void)g->ops->stream_synchronize(g->index, g->stream); /* it may read the codes just now */
-    }
-    for (size_t b = 0; b < q->n; b++) {
-        release(g, &q->bucket[b]);
-    }
-    free(q->bucket);
-    q->bucket = NULL;
-    q->n = 0;
-}
-
-static void drop(void *state) {
-    forget(state);
-    free(state);
 }
 
 /* ---- memory ---- */
@@ -78,17 +55,14 @@ static dtr_status fill(const dtr_ddp *ddp, coded *c, size_t count) {
     return DTR_OK;
 }
 
-static dtr_status reserve(q8 *q, size_t b, size_t count) {
-    if (q->bucket == NULL) {
-        q->bucket = calloc(q->ddp->n_buckets, sizeof *q->bucket);
-        DTR_REQUIRE(q->bucket != NULL, NULL, DTR_ERR_NOMEM, "no memory to code %zu buckets",
-                    q->ddp->n_buckets);
-        q->n = q->ddp->n_buckets;
-    }
-    dtr_status s = q->bucket[b].event != NULL ? DTR_OK : fill(q->ddp, &q->bucket[b], count);
+static dtr_status reserve(dtr__hook_rooms *rooms, const dtr_ddp_bucket *b, coded **room) {
+    coded *c = dtr__hook_room(rooms, b->index);
+    DTR_REQUIRE(c != NULL, NULL, DTR_ERR_NOMEM, "no memory to code %zu buckets", b->ddp->n_buckets);
+    dtr_status s = c->event != NULL ? DTR_OK : fill(b->ddp, c, b->shown.count);
     if (s < 0) {
-        release(&q->ddp->gpu, &q->bucket[b]);
+        release(b->ddp, c);
     }
+    *room = c;
     return s;
 }
 
@@ -132,26 +106,25 @@ static dtr_status encode(const dtr_ddp_bucket *b, coded *c) {
 }
 
 static dtr_status decode(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    const q8 *q = state;
+    const coded *c = dtr__hook_room_if(state, b->index);
     dtr__kernel_args a = { .y = b->shown.data, .n = b->shown.count };
     (void)work;
-    a.x = q->bucket[b->index].all->data;
+    a.x = c->all->data;
     a.pattern[0] = code_bytes(b->shown.count);
     a.pattern[1] = (uint64_t)b->ddp->size;
     return launch(b->ddp, kernels[b->shown.dtype].decode, a, MOST_BLOCKS);
 }
 
 static dtr_status hook(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    q8 *q = state;
-    DTR_TRY(reserve(q, b->index, b->shown.count));
-    coded *c = &q->bucket[b->index];
+    coded *c = NULL;
+    DTR_TRY(reserve(state, b, &c));
     DTR_TRY(encode(b, c));
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.label = b->label;
     o.stream = dtr_ddp_bucket_stream(b);
     DTR_TRY(dtr_allgather(dtr_ddp_bucket_group(b), dtr_tensor_buffer(c->mine),
                           dtr_tensor_buffer(c->all), &o, work));
-    return dtr__ddp_bucket_then_local(b, decode, q);
+    return dtr__ddp_bucket_then_local(b, decode, state);
 }
 
 /* ---- values without a code ---- */
@@ -169,9 +142,9 @@ static dtr_status wait_for(const dtr_ddp *ddp, void *event) {
 }
 
 static void judge(dtr_ddp *ddp, void *state) {
-    q8 *q = state;
-    for (size_t b = 0; b < q->n; b++) {
-        coded *c = &q->bucket[b];
+    const dtr__hook_rooms *rooms = state;
+    for (size_t b = 0; b < rooms->n; b++) {
+        coded *c = dtr__hook_room_if(rooms, b);
         dtr_status s = c->open ? wait_for(ddp, c->event) : DTR_OK;
         if (s < 0) {
             dtr__ddp_note_last(ddp, s, DTR__NONE);
@@ -187,13 +160,9 @@ static void judge(dtr_ddp *ddp, void *state) {
 }
 
 dtr_status dtr__hook_q8_make_device(const dtr_ddp *ddp, dtr__ddp_hook *h) {
-    q8 *q = calloc(1, sizeof *q);
-    DTR_REQUIRE(q != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
-    q->ddp = ddp;
-    h->fn = hook;
-    h->state = q;
-    h->forget = forget;
-    h->drop = drop;
+    const void *state =
+        dtr__hook_make(ddp, h, hook, sizeof(dtr__hook_rooms), sizeof(coded), release);
+    DTR_REQUIRE(state != NULL, NULL, DTR_ERR_NOMEM, "no memory for a hook");
     h->judge = judge;
     return DTR_OK;
 }

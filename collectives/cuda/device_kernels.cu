@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "cuda/device_bodies.h"
+#include "cuda/device_factor.h"
 
 #define DTR__KERNEL(name)                                                    \
     extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)        \
@@ -25,10 +25,21 @@ DTR__ALL_KERNELS
 DTR__MANY_KERNELS(DTR__MANY)
 #undef DTR__MANY
 
+#define DTR__FACTOR(name)                                                           \
+    extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)               \
+        dtr_kernel_factor_##name(const dtr__factor_args a) {                        \
+        dtr__body_factor_##name(&a, (uint64_t)blockIdx.x *blockDim.x + threadIdx.x, \
+                                (uint64_t)gridDim.x * blockDim.x);                  \
+    }
+DTR__FACTOR_KERNELS(DTR__FACTOR)
+#undef DTR__FACTOR
+
+#define DTR__FACTOR(name) (const void *)dtr_kernel_factor_##name,
 #define DTR__KERNEL(name) (const void *)dtr_kernel_##name,
 #define DTR__MANY(name) (const void *)dtr_kernel_few_##name, (const void *)dtr_kernel_most_##name,
 extern "C" const void *const dtr__cuda_kernels[];
-extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(
-    DTR__MANY) };
+extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY)
+                                                         DTR__FACTOR_KERNELS(DTR__FACTOR) };
+#undef DTR__FACTOR
 #undef DTR__KERNEL
 #undef DTR__MANY

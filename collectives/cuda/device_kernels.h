@@ -46,13 +46,18 @@
 #define DTR__MANY_KERNELS(M) M(bytes) DTR__MANY_CASTS(M)
 /* clang-format on */
 
+/* Kernels of low-rank factors, F(name). */
+#define DTR__FACTOR_KERNELS(F) F(orthogonal) F(left) F(right) F(sum) F(product)
+
 #define DTR__KERNEL(name) DTR__KERNEL_##name,
 #define DTR__MANY(name) DTR__KERNEL_few_##name, DTR__KERNEL_most_##name,
+#define DTR__FACTOR(name) DTR__KERNEL_factor_##name,
 typedef enum dtr__kernel {
-    DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__N_KERNELS
+    DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR) DTR__N_KERNELS
 } dtr__kernel;
 #undef DTR__KERNEL
 #undef DTR__MANY
+#undef DTR__FACTOR
 
 /* Elements are handled in groups of 8, which are read and written 16 bytes at a time; `groups` of
  * them from the first on, 0 where an address is no multiple of 16, and then one by one up to n. */
@@ -101,5 +106,28 @@ typedef struct dtr__most_args {
     dtr__many_head head;
     dtr__stretch stretch[DTR__MOST];
 } dtr__most_args;
+
+/* A matrix value[n][m] and its factors, columns one behind the other: p[rank][n], q[rank][m]. Each
+ * kernel has its shares of work of all matrices of a table: `end` counts those of this and all
+ * earlier ones. left, p = value q: rows. right, q = value^T p: sums of DTR__FACTOR_ROWS rows of
+ * four columns, in part[][rank][m]; sum: these added up. product, value = p q^T, error = what it
+ * was before minus that: four elements of a row. orthogonal: the columns of q (right) or p; those
+ * of q begin as numbers of a sequence, all or those that are zero, the matrix's first is its
+ * `first`. */
+enum { DTR__SHARE_ROWS, DTR__SHARE_PARTS, DTR__SHARE_SUMS, DTR__SHARE_CELLS, DTR__N_SHARES };
+enum { DTR__FACTOR_ROWS = 256 };
+enum { DTR__FILL_NONE, DTR__FILL_LOST, DTR__FILL_ALL };
+typedef struct dtr__factor {
+    float *value, *error, *p, *q, *part;
+    uint64_t n, m, first;
+    uint32_t rank, wide; /* wide: every row and column begins at a multiple of 16 bytes */
+    uint64_t end[DTR__N_SHARES];
+} dtr__factor;
+typedef struct dtr__factor_args {
+    const dtr__factor *of; /* device memory */
+    uint64_t n, seed;
+    double epsilon;
+    uint32_t right, fill;
+} dtr__factor_args;
 
 #endif /* DTR_DEVICE_KERNELS_H */

@@ -14,7 +14,9 @@ import tempfile
 
 nvcc, tree, bad = sys.argv[1:]
 LAYERS = ("runtime", "collectives", "tensor", "ddp")
-ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_")  # write one number each; largest_ also reads one by one
+# Write one number each; largest_ also reads one by one, and so does factor_orthogonal, whose columns are short and cached.
+ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_", "factor_left", "factor_orthogonal")
+ONE_BY_ONE = ("fill", "largest_", "factor_orthogonal")
 PTX = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
 SASS = {"ld": re.compile(r"\bLDG\.E\.(\w+\.)*128"), "st": re.compile(r"\bSTG\.E\.(\w+\.)*128")}
 WORD = {"ld": "load", "st": "store"}
@@ -49,7 +51,7 @@ def compile_all(source):
 
 def widths(kernels, wide, where):
     for name, text in sorted(kernels.items()):
-        if name != "fill" and not name.startswith("largest_") and not wide["ld"].search(text):
+        if not name.startswith(ONE_BY_ONE) and not wide["ld"].search(text):
             yield "%s has no load of 16 bytes in %s" % (name, where)
         if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
             yield "%s has no store of 16 bytes in %s" % (name, where)
