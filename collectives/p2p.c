@@ -17,6 +17,19 @@ const dtr_p2p *dtr__p2p_list(const dtr__call *c, dtr_p2p *room, size_t *n) {
     return room;
 }
 
+dtr__p2p_set dtr__p2p_all(const dtr__call *c) {
+    const size_t n = c->kind == DTR__K_BATCH ? c->n_batch : 1;
+    return (dtr__p2p_set)((UINT64_C(1) << n) - 1);
+}
+
+size_t dtr__p2p_set_size(dtr__p2p_set which) {
+    size_t n = 0;
+    for (; which != 0; which &= which - 1) {
+        n++;
+    }
+    return n;
+}
+
 dtr_status dtr__p2p_mismatch(const dtr_work *w, const dtr__message *m, const dtr__terms *own,
                              const dtr__terms *other) {
     dtr__error_context ctx = dtr__work_context(w);

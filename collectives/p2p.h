@@ -27,6 +27,16 @@ typedef struct dtr__message {
 
 /* The messages of a call; `room` is for a single one. */
 const dtr_p2p *dtr__p2p_list(const dtr__call *c, dtr_p2p *room, size_t *n);
+
+/* Some messages of a call that is repeated, bit i for the i-th of its list. */
+typedef uint32_t dtr__p2p_set;
+enum { DTR__P2P_SET_MOST = 32 };
+dtr__p2p_set dtr__p2p_all(const dtr__call *c);
+size_t dtr__p2p_set_size(dtr__p2p_set which);
+static inline bool dtr__p2p_set_has(dtr__p2p_set which, size_t i) {
+    return (which >> i & 1) != 0;
+}
+
 /* Both sides have said what they want, and it is not the same: DTR_ERR_MISMATCH. */
 dtr_status dtr__p2p_mismatch(const dtr_work *w, const dtr__message *m, const dtr__terms *own,
                              const dtr__terms *other);

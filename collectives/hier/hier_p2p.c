@@ -291,23 +291,29 @@ void dtr__hier_p2p_relieve(const dtr_group *g, dtr__hier_state *s) {
     }
 }
 
-/* ---- repeats: all messages of the call go one way ---- */
+/* ---- repeats ---- */
 
-typedef enum way { NO_WAY, NEAR, FAR } way;
+typedef struct ways {
+    bool known; /* not of a receive from anybody, which looks at both */
+    dtr__p2p_set near, far;
+} ways;
 
-static way way_of(const dtr__hier_state *s, const dtr__call *c) {
+static ways ways_of(const dtr__hier_state *s, const dtr__call *c) {
     dtr_p2p single;
-    size_t n = 0, near = 0, far = 0;
+    size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
+    ways w = { true, 0, dtr__p2p_all(c) };
     if (s->near == NULL) {
-        return FAR;
+        return w;
     }
     for (size_t i = 0; i < n; i++) {
-        bool any = ops[i].peer == DTR_ANY_SOURCE;
-        near += any || is_near(s, ops[i].peer);
-        far += any || !is_near(s, ops[i].peer);
+        w.known &= ops[i].peer != DTR_ANY_SOURCE;
+        if (w.known && is_near(s, ops[i].peer)) {
+            w.near |= UINT32_C(1) << i;
+        }
     }
-    return far == 0 ? NEAR : near == 0 ? FAR : NO_WAY;
+    w.far &= ~w.near;
+    return w;
 }
 
 /* Collectives that go through the mpi backend are repeated by it. */
@@ -316,30 +322,36 @@ bool dtr__hier_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr_
     if (!dtr__kind_is_p2p(c->kind)) {
         return !dtr__hier_by_nodes(g, s, c) && dtr__backend_mpi.repeat_accept(g, s->mpi, c, m);
     }
-    way how = way_of(s, c);
-    return how == NEAR  ? dtr__shm_p2p_repeat_accept(s->near, c)
-           : how == FAR ? dtr__backend_mpi.repeat_accept(g, s->mpi, c, m)
-                        : false;
+    ways w = ways_of(s, c);
+    return w.known && (w.near == 0 || dtr__shm_p2p_repeat_accept(s->near, c)) &&
+           (w.far == 0 || dtr__backend_mpi.repeat_accept(g, s->mpi, c, m));
 }
 
-static bool is_near_message(const dtr__hier_state *s, const dtr__call *c) {
-    return dtr__kind_is_p2p(c->kind) && way_of(s, c) == NEAR;
+/* Nothing may be given to one side when the other has no room; what a long one becomes needs its
+ * request. */
+static bool post_messages(const dtr_group *g, dtr__hier_state *s, const dtr__call *c) {
+    dtr__mpi_state *mpi = s->mpi;
+    ways w = ways_of(s, c);
+    return (s->near == NULL || s->idle != NULL) && mpi->n_idle >= dtr__p2p_set_size(w.far) &&
+           (w.near == 0 || dtr__shm_p2p_repeat_post(s->near, c, w.near)) &&
+           (w.far == 0 || dtr__mpi_p2p_repeat_post(g, mpi, c, w.far));
 }
 
-/* What a long one becomes needs its request. */
+static int look_for_messages(const dtr_group *g, dtr__hier_state *s, const dtr__call *c) {
+    ways w = ways_of(s, c);
+    int near = w.near == 0 ? 1 : dtr__shm_p2p_repeat_look(g, s->near, c);
+    int far = w.far == 0 || near < 0 ? 1 : dtr__mpi_p2p_repeat_look(g, s->mpi);
+    return near < far ? near : far;
+}
+
 bool dtr__hier_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__hier_state *s = state;
-    if (p->p2p && s->near != NULL && s->idle == NULL) {
-        return false;
-    }
-    return is_near_message(s, &p->call) ? dtr__shm_p2p_repeat_post(s->near, &p->call)
-                                        : dtr__backend_mpi.repeat_post(g, s->mpi, p);
+    return p->p2p ? post_messages(g, s, &p->call) : dtr__backend_mpi.repeat_post(g, s->mpi, p);
 }
 
 int dtr__hier_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__hier_state *s = state;
-    return is_near_message(s, &p->call) ? dtr__shm_p2p_repeat_look(g, s->near, &p->call)
-                                        : dtr__backend_mpi.repeat_look(g, s->mpi, p);
+    return p->p2p ? look_for_messages(g, s, &p->call) : dtr__backend_mpi.repeat_look(g, s->mpi, p);
 }
 
 void dtr__hier_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
@@ -349,10 +361,12 @@ void dtr__hier_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
         return;
     }
     dtr__hier_messages *m = take_messages(s); /* from the idle ones */
-    if (way_of(s, &w->call) == NEAR) {
+    ways how = ways_of(s, &w->call);
+    if (how.near != 0) {
         dtr__shm_p2p_repeat_go_on(g, s->near, w);
         m->near = w->request;
-    } else {
+    }
+    if (how.far != 0) {
         dtr__backend_mpi.repeat_go_on(g, s->mpi, w);
         m->far = w->request;
     }

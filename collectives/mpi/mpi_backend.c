@@ -238,14 +238,22 @@ static bool repeat_accept(dtr_group *group, void *opaque, const dtr__call *c, dt
 static bool repeat_post(dtr_group *group, void *opaque, const dtr__repeat *p) {
     dtr__mpi_state *state = opaque;
     if (p->p2p) {
-        return dtr__mpi_p2p_repeat_post(group, state, &p->call);
+        return dtr__mpi_p2p_repeat_post(group, state, &p->call, dtr__p2p_all(&p->call));
     }
-    if (state->sched == NULL) {
+    dtr__mpi_sched *s = state->sched;
+    if (s == NULL) {
         return false;
     }
-    dtr__mpi_sched_begin(state->sched, group, &p->call, p->record.seq);
+    if (s->built_for == p->id && s->built_in == p->call.in && s->built_out == p->call.out) {
+        dtr__mpi_sched_again(s, group, &p->call, p->record.seq);
+        return true;
+    }
+    dtr__mpi_sched_begin(s, group, &p->call, p->record.seq);
     build_for(group, state, &p->call);
-    return !state->sched->no_memory;
+    s->built_for = s->no_memory ? 0 : p->id;
+    s->built_in = p->call.in;
+    s->built_out = p->call.out;
+    return !s->no_memory;
 }
 
 static int repeat_look(dtr_group *group, void *opaque, const dtr__repeat *p) {

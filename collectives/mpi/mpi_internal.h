@@ -3,7 +3,7 @@
 #ifndef DTR_MPI_INTERNAL_H
 #define DTR_MPI_INTERNAL_H
 
-#include "coll_internal.h"
+#include "p2p.h"
 
 /* ---- tags on the group's private communicator ----
  * [class:2][value:15], all below 131072, which both MPI libraries allow. */
@@ -100,6 +100,9 @@ typedef struct dtr__mpi_sched {
     dtr_op op;
     int divisor;
     double premul;
+    uint64_t built_for; /* the repeat whose steps these are, with these buffers; 0: none's */
+    const void *built_in;
+    void *built_out;
     struct dtr__mpi_sched *next; /* left behind: MPI may still touch its memory */
 } dtr__mpi_sched;
 
@@ -139,6 +142,9 @@ typedef struct dtr__mpi_build {
 dtr__mpi_sched *dtr__mpi_sched_new(void);
 void dtr__mpi_sched_free(dtr__mpi_sched *s);
 void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                          uint64_t seq);
+/* The steps are through and are run once more, for the next call of the same sort. */
+void dtr__mpi_sched_again(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
                           uint64_t seq);
 /* Staging memory of this collective; NULL (and no_memory) when there is none. */
 char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes);
@@ -215,7 +221,8 @@ dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr
 bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w);
 /* See dtr__backend; what is in state->repeating becomes a work's. */
 bool dtr__mpi_p2p_repeat_accept(const dtr__call *c);
-bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c);
+bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
+                              dtr__p2p_set which);
 int dtr__mpi_p2p_repeat_look(const dtr_group *group, dtr__mpi_state *state);
 void dtr__mpi_p2p_waits_for(const dtr_group *group, const dtr_work *w, char *text, size_t cap);
 /* mpi_alive false: MPI is gone, nothing can be cancelled and nothing is touched any more. */

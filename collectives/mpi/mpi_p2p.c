@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "mpi/mpi_internal.h"
-#include "p2p.h"
 
 enum {
     INLINE_MAX = 4096, /* payload that travels in the header message */
@@ -532,17 +531,18 @@ bool dtr__mpi_p2p_repeat_accept(const dtr__call *c) {
 }
 
 /* False when nothing has been given to MPI. */
-bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c) {
+bool dtr__mpi_p2p_repeat_post(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
+                              dtr__p2p_set which) {
     dtr_p2p single;
     size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     dtr__mpi_p2p **tail = &state->repeating;
-    if (state->n_idle < n) {
+    if (state->n_idle < dtr__p2p_set_size(which)) {
         return false;
     }
     for (size_t k = 0; k < 2 * n; k++) { /* receives first, as in start_list */
         const dtr_p2p *op = &ops[k % n];
-        if (op->is_send != (k >= n)) {
+        if (op->is_send != (k >= n) || !dtr__p2p_set_has(which, k % n)) {
             continue;
         }
         dtr__mpi_p2p *p = add(state, op, k % n, &tail); /* from the idle ones */

@@ -49,9 +49,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 29);
 }
 
-void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
-                          uint64_t seq) {
-    s->n_steps = s->n_transfers = s->n_sources = 0;
+static void rewind_to_start(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                            uint64_t seq) {
     s->no_memory = s->odd = false;
     s->at = 0;
     s->waiting = SIZE_MAX;
@@ -59,10 +58,30 @@ void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__
     /* The group's number too: messages left over from a broken group can outlive its communicator.
      */
     s->seed = mix(mix(seq ^ mix(group->uid)) ^ c->fingerprint);
+}
+
+static int tag_of(const dtr__mpi_sched *s, int nbytes) {
+    uint64_t value = mix(s->seed + (uint64_t)nbytes) >> 20;
+    return DTR__MPI_TAG_COLLECTIVE | (int)(value % DTR__MPI_TAG_VALUES);
+}
+
+void dtr__mpi_sched_begin(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                          uint64_t seq) {
+    rewind_to_start(s, group, c, seq);
+    s->n_steps = s->n_transfers = s->n_sources = 0;
+    s->built_for = 0;
     s->dtype = c->dtype;
     s->op = c->op;
     s->divisor = c->divisor > 0 ? c->divisor : group->size;
     s->premul = c->premul;
+}
+
+void dtr__mpi_sched_again(dtr__mpi_sched *s, const dtr_group *group, const dtr__call *c,
+                          uint64_t seq) {
+    rewind_to_start(s, group, c, seq);
+    for (size_t i = 0; i < s->n_transfers; i++) {
+        s->transfers[i].tag = tag_of(s, s->transfers[i].nbytes);
+    }
 }
 
 /* The array with room for entry number n; unchanged, with no_memory set, when there is none. */
@@ -106,13 +125,12 @@ static void add_step(dtr__mpi_sched *s, dtr__mpi_step step) {
 static void add_transfer(dtr__mpi_sched *s, dtr__mpi_step step, int peer, int nbytes) {
     s->transfers = grow(s, s->transfers, &s->cap_transfers, s->n_transfers, sizeof *s->transfers);
     if (!s->no_memory) {
-        uint64_t value = mix(s->seed + (uint64_t)nbytes) >> 20;
         step.first = (uint32_t)s->n_transfers;
         s->transfers[s->n_transfers++] = (dtr__mpi_transfer){
             .request = MPI_REQUEST_NULL,
             .peer = peer,
             .nbytes = nbytes,
-            .tag = DTR__MPI_TAG_COLLECTIVE | (int)(value % DTR__MPI_TAG_VALUES),
+            .tag = tag_of(s, nbytes),
             .is_send = step.kind == DTR__MPI_SEND,
         };
         add_step(s, step);

@@ -300,8 +300,6 @@ void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s) {
 
 /* ---- repeats: short messages, looked for without a work ---- */
 
-enum { REPEAT_MOST = 32 };
-
 bool dtr__shm_p2p_repeat_accept(const dtr__shm_state *s, const dtr__call *c) {
     dtr_p2p single;
     size_t n = 0;
@@ -312,7 +310,7 @@ bool dtr__shm_p2p_repeat_accept(const dtr__shm_state *s, const dtr__call *c) {
             return false;
         }
     }
-    return n <= REPEAT_MOST;
+    return n <= DTR__P2P_SET_MOST;
 }
 
 static size_t bytes_of(const dtr_p2p *op) {
@@ -326,9 +324,9 @@ static bool send_now(dtr__shm_p2p *p, const dtr__call *c, const dtr_p2p *op) {
 }
 
 /* An earlier message of the list, to or from the same rank, that is not through yet. */
-static bool must_wait(const dtr_p2p *ops, size_t i, uint32_t pending) {
+static bool must_wait(const dtr_p2p *ops, size_t i, dtr__p2p_set pending) {
     for (size_t k = 0; k < i; k++) {
-        if ((pending >> k & 1) != 0 && ops[k].is_send == ops[i].is_send &&
+        if (dtr__p2p_set_has(pending, k) && ops[k].is_send == ops[i].is_send &&
             ops[k].peer == ops[i].peer) {
             return true;
         }
@@ -341,7 +339,7 @@ static void send_what_fits(dtr__shm_p2p *p, const dtr__call *c) {
     size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     for (size_t i = 0; i < n; i++) {
-        if (ops[i].is_send && (p->pending >> i & 1) != 0 && !must_wait(ops, i, p->pending) &&
+        if (ops[i].is_send && dtr__p2p_set_has(p->pending, i) && !must_wait(ops, i, p->pending) &&
             send_now(p, c, &ops[i])) {
             p->pending &= ~(UINT32_C(1) << i);
         }
@@ -349,13 +347,12 @@ static void send_what_fits(dtr__shm_p2p *p, const dtr__call *c) {
 }
 
 /* What is sent goes at once, so that it is on its way while the call is noted. */
-bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c) {
+bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which) {
     dtr__shm_p2p *p = s->p2p;
-    const size_t n = c->kind == DTR__K_BATCH ? c->n_batch : 1;
-    if (p->n_idle < n || p->early != NULL) {
+    if (p->n_idle < dtr__p2p_set_size(which) || p->early != NULL) {
         return false;
     }
-    p->pending = (uint32_t)((UINT64_C(1) << n) - 1);
+    p->pending = which;
     send_what_fits(p, c);
     return true;
 }
@@ -393,7 +390,7 @@ int dtr__shm_p2p_repeat_look(const dtr_group *g, dtr__shm_state *s, const dtr__c
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     for (size_t i = 0; i < n; i++) {
         const dtr_p2p *op = &ops[i];
-        if ((p->pending >> i & 1) == 0 || must_wait(ops, i, p->pending)) {
+        if (!dtr__p2p_set_has(p->pending, i) || must_wait(ops, i, p->pending)) {
             continue;
         }
         int found = op->is_send                  ? send_now(p, c, op)
@@ -415,7 +412,7 @@ void dtr__shm_p2p_repeat_go_on(const dtr_group *g, dtr__shm_state *s, dtr_work *
     dtr__shm_msg *first = NULL, **tail = &first;
     for (size_t k = 0; k < 2 * n; k++) {
         const dtr_p2p *op = &ops[k % n];
-        if (op->is_send != (k >= n) || (p->pending >> k % n & 1) == 0) {
+        if (op->is_send != (k >= n) || !dtr__p2p_set_has(p->pending, k % n)) {
             continue;
         }
         dtr__shm_msg *m = add(p, op, k % n, &w->call, &tail); /* from the idle ones */

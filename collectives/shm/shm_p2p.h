@@ -116,8 +116,8 @@ typedef struct dtr__shm_p2p {
     dtr__shm_msg *idle;
     size_t n_idle;
     size_t channel_bytes, short_max, piece;
-    uint64_t moves;   /* grows with everything that happens */
-    uint32_t pending; /* messages of the repeated call that are not through, one bit each */
+    uint64_t moves;       /* grows with everything that happens */
+    dtr__p2p_set pending; /* messages of the repeated call that are not through */
 } dtr__shm_p2p;
 
 /* shm_channel.c */
@@ -168,7 +168,7 @@ void dtr__shm_p2p_waits_for(const dtr_group *g, const dtr_work *w, char *text, s
 /* Take what has come from anybody, so that senders can go on while this rank waits for others. */
 void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_p2p_repeat_accept(const dtr__shm_state *s, const dtr__call *c);
-bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c);
+bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which);
 int dtr__shm_p2p_repeat_look(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_p2p_repeat_go_on(const dtr_group *g, dtr__shm_state *s, dtr_work *w);
 

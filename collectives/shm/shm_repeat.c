@@ -196,7 +196,7 @@ static bool lies_shared(const dtr_group *g, dtr__shm_state *s, const dtr__repeat
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     if (p->p2p) {
-        return dtr__shm_p2p_repeat_post(s, &p->call);
+        return dtr__shm_p2p_repeat_post(s, &p->call, dtr__p2p_all(&p->call));
     }
     if (p->moves.zero && !lies_shared(g, s, p)) {
         return false;

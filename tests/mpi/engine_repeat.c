@@ -207,6 +207,28 @@ START_TEST(changing_arguments) {
 }
 END_TEST
 
+/* WRK17: the same call from one place, now with the same memory as the last time and now not. */
+START_TEST(changing_memory) {
+    int32_t x[2][2], sum[2][2], all[2][MOST_RANKS], n = th_size();
+    for (int i = 0; i < TIMES; i++) {
+        const int k = i / 3 % 2;
+        memset(sum, -1, sizeof sum);
+        memset(all, -1, sizeof all);
+        x[k][0] = th_rank() + i;
+        x[1 - k][0] = -1000;
+        TH_IS(reduce_here(th_group(), i32s(x[k], 1), i32s(sum[k], 1), DTR_SUM, NULL), DTR_OK);
+        TH_IS(dtr_gather(th_group(), i32s(x[k], 1), i32s(all[k], th_rank() == 0 ? (size_t)n : 0), 0,
+                         NULL, NULL),
+              DTR_OK);
+        TH_CHECK(sum[k][0] == triangle(n - 1) + n * i && sum[1 - k][0] == -1,
+                 "sums of call %d: %d %d", i, sum[0][0], sum[1][0]);
+        TH_CHECK(all[1 - k][0] == -1 && (th_rank() != 0 || all[k][n - 1] == n - 1 + i),
+                 "gather %d gave %d", i, all[k][n - 1]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* CHK: bad arguments where good ones were given before are refused, and no number is used up. */
 START_TEST(refused_between) {
     int32_t x[4] = { 1, 2, 3, 4 }, y[4] = { -1, -1, -1, -1 };
@@ -644,6 +666,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "results", 60);
     th_add(tc, alternating, 0, 0);
     th_add(tc, changing_arguments, 0, 0);
+    th_add(tc, changing_memory, 0, 0);
     th_add(tc, changing_blocks, 0, 0);
     th_add(tc, refused_between, 0, 0);
     th_add(tc, records, 0, 0);

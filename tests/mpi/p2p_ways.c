@@ -266,7 +266,71 @@ START_TEST(again_and_again) {
 }
 END_TEST
 
+/* One batch with both neighbours, of which over nodes one is on this node and one is not. */
+static dtr_status both_ways(dtr_group *g, int32_t *given, int32_t *got) {
+    const dtr_p2p ops[] = { { true, dtr_cpu(&given[0], 1, DTR_I32), next(), 0 },
+                            { false, dtr_cpu(&got[0], 1, DTR_I32), before(), 0 },
+                            { true, dtr_cpu(&given[1], 1, DTR_I32), before(), 1 },
+                            { false, dtr_cpu(&got[1], 1, DTR_I32), next(), 1 } };
+    return dtr_batch_p2p(g, ops, sizeof ops / sizeof ops[0], NULL, NULL);
+}
+
+/* P2P11, P2P16, WRK17: the same batch again and again, now and then between other messages. */
+START_TEST(both_ways_again) {
+    int32_t given[2], got[2], other = -1;
+    unsigned bad = 0;
+    for (int i = 0; i < 300; i++) {
+        given[0] = 1000 * i + th_rank();
+        given[1] = -given[0];
+        got[0] = got[1] = -1;
+        TH_IS(both_ways(th_group(), given, got), DTR_OK);
+        bad += got[0] != 1000 * i + before() || got[1] != -(1000 * i + next());
+        if (i % 40 == 39) {
+            dtr_work *s = NULL, *r = NULL;
+            TH_IS(dtr_send(th_group(), dtr_cpu(given, 1, DTR_I32), next(), 0, NULL, &s), DTR_OK);
+            TH_IS(dtr_recv(th_group(), dtr_cpu(&other, 1, DTR_I32), before(), 0, NULL, &r), DTR_OK);
+            finish(r);
+            finish(s);
+            bad += other != 1000 * i + before();
+        }
+    }
+    TH_CHECK(bad == 0, "%u rounds are wrong", bad);
+    TH_AGREE();
+}
+END_TEST
+
 /* ---- errors ---- */
+
+/* WRK10: rank 1 aborts instead of one more batch; what its neighbours' other ones wait for comes.
+ */
+START_TEST(both_ways_aborted) {
+    int32_t given[2] = { 1, 2 }, got[2];
+    dtr_group *g = NULL;
+    dtr_status s = DTR_ERR_ABORTED;
+    TH_OK(dtr_group_split(th_group(), 0, 0, NULL, &g));
+    for (int i = 0; i < 21; i++) {
+        if (i == 20) {
+            th_barrier(); /* all have what the last batch brought */
+        }
+        if (i == 20 && th_rank() == 1) {
+            TH_IS(dtr_group_abort(g, "no more batches"), DTR_OK);
+        } else {
+            s = both_ways(g, given, got);
+            TH_CHECK(s == (i < 20 ? DTR_OK : DTR_ERR_ABORTED) ||
+                         (s == DTR_OK && next() != 1 && before() != 1),
+                     "batch %d: %s", i, dtr_status_name(s));
+        }
+    }
+    if (next() == 1 || before() == 1) {
+        TH_MESSAGE("no more batches");
+    }
+    th_barrier();
+    TH_IS(dtr_group_abort(g, "the test is over"), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    th_good_allreduce(th_group());
+}
+END_TEST
 
 /* P2P10: a long message is refused on both sides, with both sites, and nothing is written. */
 static void refused(dtr_mem kind) {
@@ -382,6 +446,8 @@ static void make(Suite *s) {
     th_add(tc, from_anybody, 1, 32);
     th_add(tc, from_anybody_and_one, 3, 0);
     th_add(tc, again_and_again, 1, 0);
+    th_add(tc, both_ways_again, 1, 0);
+    th_add(tc, both_ways_aborted, 2, 0);
     th_add(tc, long_mismatch, 2, 0);
     th_add(tc, aborted, 2, 0);
     th_add(tc, channels_come_and_go, 2, 0);
