@@ -19,6 +19,7 @@ typedef struct tuner {
     MPI_Comm node;
     int rounds;
     size_t most;
+    bool talks; /* says how far it is */
 } tuner;
 
 static void stop(const char *what) {
@@ -58,22 +59,34 @@ static void take_memory(tuned *a, dtr_mem memory, size_t nbytes) {
     memset(out, 0, nbytes);
 }
 
+static dtr_status call(const tuned *a, bench_kind kind, size_t count) {
+    dtr_group *g = dtr_world_group(a->world);
+    const int rank = dtr_world_rank(a->world), size = dtr_world_size(a->world);
+    const size_t block = count / (size_t)size;
+    const dtr_buffer in = dtr_cpu(a->in, count, DTR_F32), out = dtr_cpu(a->out, count, DTR_F32);
+    switch (kind) {
+    case BENCH_ALLREDUCE:
+        return dtr_allreduce(g, in, out, DTR_SUM, NULL, NULL);
+    case BENCH_SENDRECV:
+        return dtr_batch_p2p(g,
+                             (dtr_p2p[]){ { true, in, (rank + 1) % size, 0 },
+                                          { false, out, (rank + size - 1) % size, 0 } },
+                             2, NULL, NULL);
+    default:
+        return dtr_allgather(g, dtr_cpu(a->in, block, DTR_F32),
+                             dtr_cpu(a->out, block * (size_t)size, DTR_F32), NULL, NULL);
+    }
+}
+
 /* Seconds of the slowest rank, on fresh data. */
 static double once(const tuner *t, const tuned *a, bench_kind kind, size_t nbytes) {
     const int calls = nbytes <= 1 << 20 ? 8 : 1;
-    const size_t count = nbytes / sizeof(float), block = count / (size_t)dtr_world_size(a->world);
-    dtr_group *g = dtr_world_group(a->world);
     dtr_status s = DTR_OK;
     memset(a->in, 0, nbytes);
     MPI_Barrier(t->node);
     const double from = measure_now();
     for (int i = 0; i < calls && s == DTR_OK; i++) {
-        s = kind == BENCH_ALLREDUCE
-                ? dtr_allreduce(g, dtr_cpu(a->in, count, DTR_F32), dtr_cpu(a->out, count, DTR_F32),
-                                DTR_SUM, NULL, NULL)
-                : dtr_allgather(g, dtr_cpu(a->in, block, DTR_F32),
-                                dtr_cpu(a->out, block * (size_t)dtr_world_size(a->world), DTR_F32),
-                                NULL, NULL);
+        s = call(a, kind, nbytes / sizeof(float));
     }
     if (s != DTR_OK) {
         stop(dtr_last_error_message());
@@ -104,48 +117,73 @@ static double gain(const tuner *t, tuned *way, bench_kind kind, dtr_mem memory, 
     return ratio;
 }
 
-/* The smallest size from `least` on from which on the second way wins up to the largest; 0: it does
- * not. */
-static size_t crossing(const tuner *t, const char *name, tuned *way, bench_kind kind,
-                       dtr_mem memory, size_t least, bool talk) {
-    size_t from = 0;
-    for (size_t nbytes = least; nbytes <= t->most; nbytes *= 4) {
-        const double ratio = gain(t, way, kind, memory, nbytes);
-        from = ratio < WINS ? 0 : from != 0 ? from : nbytes;
-        if (talk) {
-            printf("# %-10s %10zu bytes: %.2f times as fast\n", name, nbytes, ratio);
+/* Sizes at which the second of two ways is to be taken; bytes, 0: never. */
+typedef struct span {
+    size_t from, end;
+} span;
+
+/* What is compared: the second world has the way that the threshold is about. */
+typedef struct contest {
+    const char *name, *before, *after;
+    bool attach_before, attach_after;
+    bench_kind kind;
+    dtr_mem memory;
+    size_t least;
+} contest;
+
+/* The last sizes in a row at which the second way wins. */
+static span winning(const tuner *t, const contest *c) {
+    tuned way[2] = { { .world = world_with(t, c->before, c->attach_before) },
+                     { .world = world_with(t, c->after, c->attach_after) } };
+    span won = { 0, 0 };
+    for (size_t nbytes = c->least; nbytes <= t->most; nbytes *= 4) {
+        const double ratio = gain(t, way, c->kind, c->memory, nbytes);
+        if (ratio >= WINS && (won.from == 0 || won.end != 0)) {
+            won = (span){ nbytes, 0 };
+        } else if (ratio < WINS && won.from != 0 && won.end == 0) {
+            won.end = nbytes;
+        }
+        if (t->talks) {
+            printf("# %-10s %10zu bytes: %.2f times as fast\n", c->name, nbytes, ratio);
             fflush(stdout);
         }
     }
     for (int i = 0; i < 2; i++) {
         dtr_world_destroy(way[i].world);
     }
-    return from;
+    return won;
 }
 
-/* The staging chunk that is fastest at a middle and a large size. */
-static size_t best_chunk(const tuner *t, bool talk) {
-    size_t best = 128 << 10;
+/* The smallest size from which on the second way wins up to the largest; 0: it does not. */
+static size_t crossing(const tuner *t, const contest *c) {
+    const span won = winning(t, c);
+    return won.end == 0 ? won.from : 0;
+}
+
+/* The piece that is fastest at a middle and a large size of plain buffers: of `least` to `most`
+ * bytes, `best` before. */
+static size_t best_piece(const tuner *t, const char *name, const char *others, bool attach,
+                         size_t best, size_t least, size_t most) {
     const size_t middle = t->most < 1 << 20 ? t->most : 1 << 20;
     const size_t large = t->most < 16 << 20 ? t->most : 16 << 20;
-    for (size_t chunk = 32 << 10; chunk <= 512 << 10; chunk *= 2) {
+    for (size_t piece = least; piece <= most; piece *= 2) {
         char before[64], after[64];
-        if (chunk == best) {
+        if (piece == best) {
             continue;
         }
-        snprintf(before, sizeof before, "chunk=%zu", best);
-        snprintf(after, sizeof after, "chunk=%zu", chunk);
-        tuned way[2] = { { .world = world_with(t, before, false) },
-                         { .world = world_with(t, after, false) } };
+        snprintf(before, sizeof before, "%s%s=%zu", others, name, best);
+        snprintf(after, sizeof after, "%s%s=%zu", others, name, piece);
+        tuned way[2] = { { .world = world_with(t, before, attach) },
+                         { .world = world_with(t, after, attach) } };
         const double ratio = gain(t, way, BENCH_ALLREDUCE, DTR_MEM_DEFAULT, middle) *
                              gain(t, way, BENCH_ALLREDUCE, DTR_MEM_DEFAULT, large);
         for (int i = 0; i < 2; i++) {
             dtr_world_destroy(way[i].world);
         }
-        best = ratio > WINS * WINS ? chunk : best;
-        if (talk) {
-            printf("# chunk      %10zu bytes: %s now\n", chunk,
-                   best == chunk ? "best" : "not best");
+        best = ratio > WINS * WINS ? piece : best;
+        if (t->talks) {
+            printf("# %-10s %10zu bytes: %s now\n", name, piece,
+                   best == piece ? "best" : "not best");
             fflush(stdout);
         }
     }
@@ -160,6 +198,46 @@ static void write_threshold(FILE *to, const char *name, size_t nbytes) {
     }
 }
 
+static const contest reduced = { "cma_reduce", "stream=0",      "cma_reduce=1",  false,
+                                 true,         BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST };
+static const contest copied = { "cma_copy", "stream=0",      "cma_copy=1",    false,
+                                true,       BENCH_ALLGATHER, DTR_MEM_DEFAULT, LEAST };
+static const contest sent = { "cma_p2p", "cma_p2p=never", "cma_p2p=1",     true,
+                              true,      BENCH_SENDRECV,  DTR_MEM_DEFAULT, LEAST };
+static const contest past = { "stream", "stream=never",  "stream=1",     false,
+                              false,    BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST };
+static const contest zero = { "zero_copy", "zero_copy=never", "zero_copy=1",  false,
+                              false,       BENCH_ALLREDUCE,   DTR_MEM_SHARED, LEAST_SHARED };
+
+/* Measures in turn and writes what it finds; `to` is NULL on ranks that only take part. */
+static void measure_all(const tuner *t, FILE *to, int ranks) {
+    const span attached = winning(t, &reduced);
+    const size_t cma_copy = crossing(t, &copied), cma_p2p = crossing(t, &sent);
+    const size_t stream = crossing(t, &past), zero_copy = crossing(t, &zero);
+    const size_t chunk = best_piece(t, "chunk", "", false, 128 << 10, 32 << 10, 512 << 10);
+    const size_t cma_piece =
+        best_piece(t, "cma_piece", "cma_reduce=1,", true, 512 << 10, 64 << 10, 1 << 20);
+    if (to == NULL) {
+        return;
+    }
+    char cpu[128], mpi[128];
+    measure_cpu_name(cpu, sizeof cpu);
+    measure_mpi_name(mpi, sizeof mpi);
+    fprintf(to,
+            "dtr-tune 1\n# Thresholds in bytes of one rank's buffer, measured by dtr-bench "
+            "--tune under %s.\n# DTR_TUNE_FILE names this file; sections of other nodes may "
+            "be added.\nnode \"%s\" %d\n",
+            mpi, cpu, ranks);
+    write_threshold(to, "zero_copy", zero_copy);
+    write_threshold(to, "cma_reduce", attached.from);
+    write_threshold(to, "cma_end", attached.end);
+    write_threshold(to, "cma_piece", cma_piece);
+    write_threshold(to, "cma_copy", cma_copy);
+    write_threshold(to, "cma_p2p", cma_p2p);
+    write_threshold(to, "stream", stream);
+    write_threshold(to, "chunk", chunk);
+}
+
 int bench_tune(const bench_options *o) {
     tuner t = { .rounds = o->rounds < MOST_ROUNDS ? o->rounds : MOST_ROUNDS,
                 .most = o->max_bytes > LEAST ? o->max_bytes : LEAST };
@@ -168,46 +246,17 @@ int bench_tune(const bench_options *o) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &t.node);
     MPI_Comm_size(t.node, &ranks);
-    const bool talk = rank == 0;
+    t.talks = rank == 0;
     if (ranks < 2) {
         stop("give each node two ranks at least");
     }
-    if (talk && (to = fopen(o->tune, "w")) == NULL) {
+    if (t.talks && (to = fopen(o->tune, "w")) == NULL) {
         perror(o->tune);
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }
-    tuned reduce[2] = { { .world = world_with(&t, "stream=0", false) },
-                        { .world = world_with(&t, "cma_reduce=1", true) } };
-    const size_t cma_reduce =
-        crossing(&t, "cma_reduce", reduce, BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST, talk);
-    tuned copy[2] = { { .world = world_with(&t, "stream=0", false) },
-                      { .world = world_with(&t, "cma_copy=1", true) } };
-    const size_t cma_copy =
-        crossing(&t, "cma_copy", copy, BENCH_ALLGATHER, DTR_MEM_DEFAULT, LEAST, talk);
-    tuned past[2] = { { .world = world_with(&t, "stream=never", false) },
-                      { .world = world_with(&t, "stream=1", false) } };
-    const size_t stream =
-        crossing(&t, "stream", past, BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST, talk);
-    tuned zero[2] = { { .world = world_with(&t, "zero_copy=never", false) },
-                      { .world = world_with(&t, "zero_copy=1", false) } };
-    const size_t zero_copy =
-        crossing(&t, "zero_copy", zero, BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST_SHARED, talk);
-    const size_t chunk = best_chunk(&t, talk);
-    if (talk) {
-        char cpu[128], mpi[128];
-        measure_cpu_name(cpu, sizeof cpu);
-        measure_mpi_name(mpi, sizeof mpi);
-        fprintf(to,
-                "dtr-tune 1\n# Thresholds in bytes of one rank's buffer, measured by dtr-bench "
-                "--tune under %s.\n# DTR_TUNE_FILE names this file; sections of other nodes may "
-                "be added.\nnode \"%s\" %d\n",
-                mpi, cpu, ranks);
-        write_threshold(to, "zero_copy", zero_copy);
-        write_threshold(to, "cma_reduce", cma_reduce);
-        write_threshold(to, "cma_copy", cma_copy);
-        write_threshold(to, "stream", stream);
-        write_threshold(to, "chunk", chunk);
+    measure_all(&t, to, ranks);
+    if (to != NULL) {
         const bool written = ferror(to) == 0;
         if (fclose(to) != 0 || !written) {
             stop("the file could not be written");

@@ -54,6 +54,8 @@ START_TEST(refusals_name_the_line) {
     refused("dtr-tune 1\nnode x 4\nchunk 4 K 3 2\n", "line 3: too many words");
     refused("dtr-tune 1\nnode x 4\nchunk -4K\n", "line 3: chunk is \"-4K\"");
     refused("dtr-tune 1\nnode x 4\nchunk 1GiB\n", "line 3: chunk is 1GiB; it must be 4096 to");
+    refused("dtr-tune 1\nnode x 4\ncma_end 2MiB\ncma_piece 2MiB\n", "line 4: cma_piece is 2MiB");
+    refused("dtr-tune 1\nnode x 4\ncma_p2p 0\n", "line 3: cma_p2p is 0; it must be 1 to");
     refused("dtr-tune 1\nnode x 4\nchunk 99999999999999999999\n", "line 3: chunk is");
 }
 END_TEST
@@ -62,6 +64,10 @@ START_TEST(lists) {
     dtr__tune before;
     dtr__tune_defaults(&t);
     ck_assert_int_eq(dtr__tune_list("", &t), DTR_OK);
+    ck_assert_int_eq(dtr__tune_list("cma_end=never,cma_piece=64K,cma_p2p=2MiB", &t), DTR_OK);
+    ck_assert_uint_eq(t.value[DTR__TUNE_CMA_END], UINT64_MAX);
+    ck_assert_uint_eq(t.value[DTR__TUNE_CMA_PIECE], 64 << 10);
+    ck_assert_uint_eq(t.value[DTR__TUNE_CMA_P2P], 2 << 20);
     ck_assert_int_eq(dtr__tune_list("chunk=8K,cma_copy=1", &t), DTR_OK);
     ck_assert_uint_eq(t.value[DTR__TUNE_CHUNK], 8192);
     ck_assert_uint_eq(t.value[DTR__TUNE_CMA_COPY], 1);
