@@ -94,6 +94,12 @@ dtr_add_mpi_run(double_ddp_pairs_stage TARGET test_double_ddp_pairs NPROCS 2 4 L
 dtr_add_double_mpi_test(double_ddp_power NPROCS 2 3 SOURCES ddp_power.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_power_stage TARGET test_double_ddp_power NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1)
+# T42, GF6: one rank through NCCL, two that share the GPU through stage.
+dtr_add_double_mpi_test(double_ddp_one_gpu NPROCS 2 SOURCES ddp_one_gpu.c ../mpi/ddp_models.c LIBS fake_cudart
+  ENVIRONMENT DTR_FAKE_CUDA_UUID=one)
+target_include_directories(test_double_ddp_one_gpu PRIVATE "${PROJECT_SOURCE_DIR}/tests/mpi")
+dtr_add_mpi_run(double_ddp_one_gpu_nccl TARGET test_double_ddp_one_gpu NPROCS 1 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_BACKEND=cpu:auto,cuda:nccl)
 
 # The example on the stand-ins: its own library with the real soname of cuBLAS in LD_LIBRARY_PATH. All on two ranks, and where
 # the ranks share a GPU.

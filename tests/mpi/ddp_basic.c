@@ -19,45 +19,6 @@ static void report(void *arg, int layer) {
     TH_IS(dtr_ddp_grad_ready(((run *)arg)->ddp, (size_t)layer, NULL), DTR_OK);
 }
 
-static void make_batch(int W, int iteration, float *x, float *y) {
-    th_rng g = { 99 };
-    for (int k = 0; k < W * NET_IN; k++) {
-        x[k] = (float)th_uniform(&g) * 2 - 1;
-    }
-    for (int k = 0; k < W * NET_OUT; k++) {
-        y[k] = (float)th_uniform(&g);
-    }
-    for (int i = 0; i < iteration && W > 1; i++) { /* permuted alike on all ranks */
-        float row_x[NET_IN], row_y[NET_OUT];
-        memcpy(row_x, x, sizeof row_x);
-        memcpy(row_y, y, sizeof row_y);
-        memmove(x, x + NET_IN, sizeof row_x * (size_t)(W - 1));
-        memmove(y, y + NET_OUT, sizeof row_y * (size_t)(W - 1));
-        memcpy(x + NET_IN * (W - 1), row_x, sizeof row_x);
-        memcpy(y + NET_OUT * (W - 1), row_y, sizeof row_y);
-    }
-}
-
-static void descend(net *n, float *const *grad) {
-    for (int l = 0; l < NET_PARAMS; l++) {
-        for (size_t k = 0; k < net_numel(l); k++) {
-            n->weight[l][k] -= grad[l][k];
-        }
-    }
-}
-
-static void plain_step(net *n, int W, const float *x, const float *y) {
-    float *grad[NET_PARAMS];
-    for (int l = 0; l < NET_PARAMS; l++) {
-        grad[l] = calloc(net_numel(l), sizeof(float));
-    }
-    net_backward(n, x, y, W, grad, NULL, NULL);
-    descend(n, grad);
-    for (int l = 0; l < NET_PARAMS; l++) {
-        free(grad[l]);
-    }
-}
-
 static void ddp_step(net *n, dtr_ddp *ddp, const float *x, const float *y) {
     run r = { ddp };
     float *grad[NET_PARAMS];
@@ -73,11 +34,7 @@ static void ddp_step(net *n, dtr_ddp *ddp, const float *x, const float *y) {
     for (int l = 0; l < NET_PARAMS; l++) {
         grad[l] = grad_of(ddp, (size_t)l);
     }
-    descend(n, grad);
-}
-
-static bool near(float a, float b) {
-    return fabsf(a - b) <= 5e-5f + 1.3e-6f * fabsf(b);
+    net_descend(n, grad);
 }
 
 static void check_plan(dtr_ddp *ddp) {
@@ -105,12 +62,12 @@ static void train(bool view, bool own_grads) {
     }
     float x[7 * NET_IN], y[7 * NET_OUT];
     for (int i = 0; i < 3; i++) {
-        make_batch(W, i, x, y);
-        plain_step(&plain, W, x, y);
+        net_batch(W, i, x, y);
+        net_plain_step(&plain, W, x, y);
         ddp_step(&n, ddp, x, y);
         for (int l = 0; l < NET_PARAMS; l++) {
             for (size_t k = 0; k < net_numel(l); k++) {
-                TH_CHECK(near(n.weight[l][k], plain.weight[l][k]), "fc%d[%zu] is %g, want %g",
+                TH_CHECK(net_near(n.weight[l][k], plain.weight[l][k]), "fc%d[%zu] is %g, want %g",
                          l + 1, k, n.weight[l][k], plain.weight[l][k]);
             }
         }

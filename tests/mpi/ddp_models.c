@@ -261,3 +261,48 @@ dtr_status hook_of_three_steps(void *state, dtr_ddp_bucket *b, dtr_work **work) 
     TH_CHECK(dtr_ddp_bucket_then(b, second, NULL) == DTR_ERR_STATE, "two next steps");
     return s < 0 ? s : dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, NULL, work);
 }
+
+/* ---- T40 ---- */
+
+void net_batch(int W, int iteration, float *x, float *y) {
+    th_rng g = { 99 };
+    for (int k = 0; k < W * NET_IN; k++) {
+        x[k] = (float)th_uniform(&g) * 2 - 1;
+    }
+    for (int k = 0; k < W * NET_OUT; k++) {
+        y[k] = (float)th_uniform(&g);
+    }
+    for (int i = 0; i < iteration && W > 1; i++) { /* permuted alike on all ranks */
+        float row_x[NET_IN], row_y[NET_OUT];
+        memcpy(row_x, x, sizeof row_x);
+        memcpy(row_y, y, sizeof row_y);
+        memmove(x, x + NET_IN, sizeof row_x * (size_t)(W - 1));
+        memmove(y, y + NET_OUT, sizeof row_y * (size_t)(W - 1));
+        memcpy(x + NET_IN * (W - 1), row_x, sizeof row_x);
+        memcpy(y + NET_OUT * (W - 1), row_y, sizeof row_y);
+    }
+}
+
+void net_descend(net *n, float *const *grad) {
+    for (int l = 0; l < NET_PARAMS; l++) {
+        for (size_t k = 0; k < net_numel(l); k++) {
+            n->weight[l][k] -= grad[l][k];
+        }
+    }
+}
+
+void net_plain_step(net *n, int W, const float *x, const float *y) {
+    float *grad[NET_PARAMS];
+    for (int l = 0; l < NET_PARAMS; l++) {
+        grad[l] = calloc(net_numel(l), sizeof(float));
+    }
+    net_backward(n, x, y, W, grad, NULL, NULL);
+    net_descend(n, grad);
+    for (int l = 0; l < NET_PARAMS; l++) {
+        free(grad[l]);
+    }
+}
+
+bool net_near(float a, float b) {
+    return fabsf(a - b) <= 5e-5f + 1.3e-6f * fabsf(b);
+}

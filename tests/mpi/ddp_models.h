@@ -54,5 +54,11 @@ size_t net_numel(int layer);
  * becomes final last layer first; `ready` is called at that moment. */
 void net_backward(const net *n, const float *x, const float *y, int batch, float *const *grad,
                   void (*ready)(void *arg, int layer), void *arg);
+/* T40: inputs and targets of a global batch of W, the same on all ranks, turned by one row in each
+ * iteration; weight -= grad; both with the gradient of the whole batch; as exact as it asks for. */
+void net_batch(int W, int iteration, float *x, float *y);
+void net_descend(net *n, float *const *grad);
+void net_plain_step(net *n, int W, const float *x, const float *y);
+bool net_near(float a, float b);
 
 #endif /* DDP_MODELS_H */
