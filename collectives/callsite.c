@@ -45,6 +45,17 @@ dtr__place dtr__call_site_hold(void *return_address) {
     return before;
 }
 
+dtr__place dtr__call_site_held(void) {
+    return held;
+}
+
+dtr__place dtr__call_site_hold_at(const dtr__place *at) {
+    dtr__place before = held;
+    held = *at;
+    forget();
+    return before;
+}
+
 void dtr__call_site_unhold(const dtr__place *before) {
     held = *before;
     forget();

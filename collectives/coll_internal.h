@@ -439,6 +439,10 @@ typedef struct dtr__place {
     void *address;
 } dtr__place;
 dtr__place dtr__call_site_hold(void *return_address);
+/* For what a call has another thread, or a callback, start later: its place, and to be inside it.
+ */
+dtr__place dtr__call_site_held(void);
+dtr__place dtr__call_site_hold_at(const dtr__place *at);
 void dtr__call_site_unhold(const dtr__place *before);
 #define DTR_HOLD_CALL_SITE                                                                 \
     __attribute__((cleanup(dtr__call_site_unhold), unused)) dtr__place dtr_place_before_ = \

@@ -82,7 +82,9 @@ static void call(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_ddp_hook fn, void *state, 
     b->depth = depth;
     b->then = NULL;
     b->running = true;
+    dtr__place before = dtr__call_site_hold_at(&ddp->hook.from);
     dtr_status s = fn(state, b, &work);
+    dtr__call_site_unhold(&before);
     b->running = false;
     b->work = work;
     if (s < 0 && s == broken_status(ddp)) {
@@ -228,6 +230,7 @@ void dtr__ddp_hook_rearm(dtr_ddp *ddp) {
 
 void dtr__ddp_hook_launch(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     pthread_mutex_lock(&ddp->hook.pump_lock);
+    ddp->hook.from = dtr__call_site_held();
     if (atomic_load(&ddp->hook.failed)) {
         b->failed = b->done = true;
     } else if (b->sparse != NULL && dtr__ddp_sparse_input(ddp, b) < 0) {

@@ -185,6 +185,7 @@ typedef struct dtr__ddp_hook {
     _Atomic int pump_calls, callbacks;
     size_t next[DTR__HOOK_DEPTHS]; /* buckets before it have run that step, or never will */
     _Atomic size_t launched;       /* buckets whose hook has been called */
+    dtr__place from;               /* the call that launched the newest of them; pump_lock */
     _Atomic bool failed;
 } dtr__ddp_hook;
 

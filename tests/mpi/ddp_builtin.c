@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "data.h"
+#include "ddp_internal.h"
 #include "ddp_models.h"
+#include "rt_recording.h"
 
 static dtr_ddp_options small_buckets(bool view) {
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
@@ -307,6 +309,54 @@ static float rank_one_mean(size_t i, size_t k, int step) {
     return a * (1 + 0.1f * (float)r) * (m == 1 ? 1 : (float)(c % 7) - 2.5f);
 }
 
+static void site_of_ready(dtr_ddp *ddp, size_t i) {
+    dtr_tensor_fill(dtr_ddp_grad(ddp, i), 1, NULL);
+    dtr_call_site("src/train.c", 5);
+    TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+}
+
+/* reliability:P13: what a built-in hook starts when its first operation has ended was called where
+ * the program reported the gradient, although the progress thread, where there is one, starts it.
+ */
+START_TEST(P13_called_at_in_a_hook) {
+    enum { START = 2, MOST = 4096 };
+    static dtr__record all[MOST];
+    matrices m = matrices_new();
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr_hook_options ho = DTR_HOOK_OPTIONS_INIT;
+    dtr_ddp *ddp = NULL;
+    ho.rank = 1;
+    ho.start_iteration = START;
+    o.bucket_cap_bytes = o.first_bucket_bytes = 64; /* one for each */
+    TH_OK(dtr_ddp_create(th_group(), m.params, MATRICES, &o, &ddp));
+    TH_IS(dtr_ddp_register_builtin_hook(ddp, DTR_HOOK_POWERSGD, &ho), DTR_OK);
+    for (int step = 0; step < START + 3; step++) {
+        const bool settled = step > START; /* the first step with it makes the groups of the hook */
+        uint64_t begun = settled ? dtr_group_seq(ddp->hook.group[1]) : 0;
+        size_t n = dtr__rec_read(th_world(), all, MOST);
+        uint64_t before = n > 0 ? all[n - 1].number : 0;
+        for (size_t i = MATRICES; i-- > 0;) {
+            site_of_ready(ddp, i);
+        }
+        while (settled && th_size() > 1 && dtr__progress_has_thread(th_world()) &&
+               dtr_group_seq(ddp->hook.group[1]) == begun) {
+            th_sleep(0.001);
+        }
+        dtr_call_site("src/train.c", 5);
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        n = dtr__rec_read(th_world(), all, MOST);
+        for (size_t i = 0; i < n; i++) {
+            TH_CHECK(!settled || all[i].number <= before || strcmp(all[i].site, "train.c:5") == 0,
+                     "step %d: an operation was called from %s", step, all[i].site);
+        }
+        TH_CHECK(n > 0 && all[n - 1].number > before, "nothing was recorded");
+    }
+    TH_AGREE();
+    TH_OK(dtr_ddp_destroy(ddp));
+    matrices_free(&m);
+}
+END_TEST
+
 START_TEST(power_exact) { /* PS6, PS1, PS2 */
     static const int ranks[] = { 1, 2, 8 };
     for (int k = 0; k < 6; k++) {
@@ -447,6 +497,7 @@ static void make(Suite *suite) {
     th_add(tc, code_hook, 0, 0);
     th_add(tc, no_communication, 0, 0);
     th_add(tc, local_sgd, 0, 0);
+    th_add(tc, P13_called_at_in_a_hook, 0, 0);
     th_add(tc, power_exact, 0, 0);
     th_add(tc, power_feedback, 0, 0);
     th_add(tc, power_state, 0, 0);
