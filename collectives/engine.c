@@ -394,5 +394,8 @@ void dtr__work_block(dtr_work *w) {
             dtr__backoff_pause(g->world, &backoff);
         }
     }
+    if (w->status < 0) { /* the caller may free the buffers now */
+        dtr__nccl_await_stop(g);
+    }
     atomic_fetch_sub_explicit(&g->waiters, 1, memory_order_release);
 }

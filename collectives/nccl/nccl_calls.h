@@ -33,6 +33,9 @@ void dtr__nccl_blocks_free(dtr__nccl_blocks *blocks);
 dtr_status dtr__nccl_open(dtr_group *g);
 /* The group is broken: what runs on its devices is to end. Any thread, any lock; does not wait. */
 void dtr__nccl_stop(dtr_group *g);
+/* Until NCCL has ended what it was told to stop, at most a second from then on. For waiters, which
+ * keep the group from ending. */
+void dtr__nccl_await_stop(dtr_group *g);
 /* With the group's end, after the engine's. */
 void dtr__nccl_close(dtr_group *g);
 

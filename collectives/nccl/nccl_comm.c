@@ -218,6 +218,19 @@ void dtr__nccl_stop(dtr_group *g) {
     }
 }
 
+void dtr__nccl_await_stop(dtr_group *g) {
+    struct dtr__nccl *n = g->nccl;
+    if (n == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&n->lock);
+    const dtr__nccl_comm *c = n->comms; /* they stay until the group ends */
+    pthread_mutex_unlock(&n->lock);
+    for (; c != NULL; c = c->next) {
+        (void)dtr__nccl_ended(c, atomic_load(&c->aborted_at) + 1 - dtr__now());
+    }
+}
+
 /* ---- the end of a group ---- */
 
 /* In order: all members are here, so that what NCCL has to tell its peers is heard. An abort takes

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "coll_internal.h"
 #include "harness.h"
 #include "nccl_data.h"
 #include "rt_world.h"
@@ -216,12 +217,68 @@ START_TEST(FI26_a_query_hangs_in_the_progress_thread) {
 }
 END_TEST
 
+/* reliability:M2: whoever waits returns when all communicators of the group have been aborted, not
+ * before: buffers may be freed then. */
+START_TEST(M2_aborted_before_waiters_return) {
+    dtr_group *g = new_group();
+    dtr_buffer b = filled(N, 1);
+    dtr_group_stats stats = DTR_GROUP_STATS_INIT;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    cudaEvent_t open;
+    pthread_t thread;
+    waiter waits = { .got = DTR_OK };
+    if (th_rank() < 2) { /* which have a communicator of their own for it */
+        dtr_status s =
+            th_rank() == 0 ? dtr_send(g, b, 1, 0, NULL, NULL) : dtr_recv(g, b, 0, 0, NULL, NULL);
+        TH_IS(s, DTR_OK);
+    }
+    TH_IS(dtr_group_get_stats(g, &stats), DTR_OK);
+    const int n = (int)(stats.comms_by_init + stats.comms_by_split);
+    TH_CHECK(n == (th_rank() < 2 ? 2 : 1), "%d communicators", n);
+    o.stream = held_stream(&open);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &waits.work), DTR_OK);
+    TH_CHECK(pthread_create(&thread, NULL, wait_main, &waits) == 0, "thread");
+    while (atomic_load(&g->waiters) == 0) {
+        th_sleep(0.001);
+    }
+    fault("DTR_FAKE_CUDA_DELAY_US", "50000"); /* NCCL takes its time */
+    th_barrier();
+    dtr_fake_cuda_log_start();
+    const double begun = th_now();
+    if (th_rank() == 0) {
+        TH_IS(dtr_group_abort(g, "enough"), DTR_OK);
+    }
+    pthread_join(thread, NULL);
+    TH_CHECK(waits.got == DTR_ERR_ABORTED, "%s", dtr_status_name(waits.got));
+    const int aborted = dtr_fake_cuda_log_count("ncclCommAbort done");
+    /* Nobody waits longer than a second. */
+    TH_CHECK(aborted == n || th_now() - begun >= 1, "%d of %d are aborted", aborted, n);
+    fault("DTR_FAKE_CUDA_DELAY_US", NULL);
+    TH_IS(dtr_work_release(waits.work), DTR_OK);
+    th_barrier();
+    dtr_fake_cuda_hold(open, 0);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    while (dtr_fake_cuda_log_count("ncclCommAbort done") < n) {
+        th_sleep(0.001);
+    }
+    TH_CHECK(dtr_fake_cuda_log_count("ncclCommAbort done") == n &&
+                 dtr_fake_cuda_log_count("ncclCommDestroy") == 0,
+             "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(cudaStreamSynchronize(o.stream) == cudaSuccess, "synchronize");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(o.stream);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl faults", 110);
     th_add(tc, FI34_a_call_that_never_returns, 2, 0);
     th_add(tc, FI26_a_query_hangs_in_the_progress_thread, 2, 0);
     th_add(tc, FI33_remote_error, 2, 0);
     th_add(tc, FI36_lost_context, 2, 0);
+    th_add(tc, M2_aborted_before_waiters_return, 2, 0);
     if (TH_SANITIZED) {
         th_skip("FI37_hanging_abort", "what is left behind counts as a leak");
     } else {

@@ -369,6 +369,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
     }
     dn_notes_end(comm, function);
     if (abort_it || atomic_load(&comm->state) != ncclSuccess) {
+        dtr_fake_cuda_delay();
         atomic_store(&comm->aborted, 1);
         join_late(comm); /* it may still be attaching */
         if (comm->shared != NULL) {
@@ -376,6 +377,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
         }
     }
     comm_free(comm);
+    dtr_fake_cuda_log(function, "done");
     return ncclSuccess;
 }
 
