@@ -16,6 +16,9 @@ enum {
     WAITS_WITHOUT_CLOCK = 64 /* loops of a waiter between two looks at the clock */
 };
 
+/* For the progress lock, before a limit is said to have passed. */
+static const double LAST_LOOK_S = 0.2;
+
 /* ---- running lists; progress lock held ---- */
 
 /* The last step of a failed work waits until nothing can touch its buffers. queue_lock held. */
@@ -233,12 +236,10 @@ void dtr__work_expire(dtr_work *w) {
     dtr_group *g = w->group;
     dtr__queue called = { NULL, NULL };
     bool locked = false;
-    for (int tries = 0; tries < 1000 && !locked; tries++) {
-        locked = dtr__latch_try(g->progress);
-        if (!locked) {
-            dtr__backoff nap = { 0 };
-            dtr__backoff_pause(g->world, &nap);
-        }
+    dtr__backoff backoff = { 0 };
+    const double end = dtr__now() + LAST_LOOK_S; /* who has the lock may have lost its core */
+    while (!(locked = dtr__latch_try(g->progress)) && dtr__now() < end) {
+        dtr__backoff_pause(g->world, &backoff);
     }
     if (locked && g->engine_open) {
         dtr__group_pass(g, &called);
