@@ -376,4 +376,10 @@ void dtr__options_list(const dtr__options *o, char *text, size_t cap) {
             at += n > 0 && (size_t)n < cap - at ? (size_t)n : cap - at - 1;
         }
     }
+    for (char **e = environ; e != NULL && *e != NULL; e++) {
+        if (strncmp(*e, "NCCL_", 5) == 0 && at + 1 < cap) {
+            int n = snprintf(text + at, cap - at, "%s\n", *e);
+            at += n > 0 && (size_t)n < cap - at ? (size_t)n : cap - at - 1;
+        }
+    }
 }

@@ -52,7 +52,8 @@ void dtr__options_unknown(void (*warn)(void *arg, const char *name, const char *
 /* dtr-info --options: name, type, default, current value, who set it, help. */
 void dtr__options_print(const dtr__options *o, FILE *to);
 
-/* NAME=value lines of the settings that are not the default, cut to `cap`. */
+/* NAME=value lines of the settings that are not the default, then of those that the environment has
+ * for NCCL, cut to `cap`. */
 void dtr__options_list(const dtr__options *o, char *text, size_t cap);
 
 const char *dtr__opt_name(dtr__opt id);

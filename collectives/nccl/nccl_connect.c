@@ -7,6 +7,7 @@
 
 #include "exchange.h"
 #include "nccl/nccl_internal.h"
+#include "rt_recording.h"
 
 enum { LATE_MS = 300 }; /* the first rank, who knows more, is to be the one who gives up */
 
@@ -248,13 +249,30 @@ uint64_t dtr__nccl_record(const dtr_group *g, int device, const char *label) {
     return dtr__rec_begin(g->world, &r);
 }
 
+/* What the environment had for NCCL when the world was made, on one line. */
+static const char *settings_of_nccl(const dtr_world *world, char *text, size_t cap) {
+    const char *line = dtr__recorder_header(world)->settings;
+    size_t at = 0;
+    text[0] = '\0';
+    while (*line != '\0') {
+        int n = (int)strcspn(line, "\n");
+        if (strncmp(line, "NCCL_", 5) == 0 && at < cap) {
+            at +=
+                (size_t)snprintf(text + at, cap - at, "%s%.*s", at == 0 ? "; set: " : " ", n, line);
+        }
+        line += n + (line[n] == '\n');
+    }
+    return text;
+}
+
 void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s, double start_s) {
-    char version[16];
+    char version[16], set[600];
     DTR_INFO(c->group->world,
              "group '%s': NCCL %s communicator of %d ranks on cuda:%d by %s, non-blocking, this is "
-             "rank %d; %.0f ms for the identifier, %.0f ms to start",
+             "rank %d; %.0f ms for the identifier, %.0f ms to start%s",
              c->group->name, dtr__nccl_version_text(dtr__nccl_get()->version, version), c->size,
-             c->device, how, c->rank, exchange_s * 1e3, start_s * 1e3);
+             c->device, how, c->rank, exchange_s * 1e3, start_s * 1e3,
+             settings_of_nccl(c->group->world, set, sizeof set));
 }
 
 static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {

@@ -84,8 +84,8 @@ static void keep_said(void *arg, int level, const char *line) {
     s->why += strstr(line, "needs NCCL 2.19") != NULL && strstr(line, "2.18.5") != NULL;
 }
 
-/* AA1: without the switch, or with a version that has no such calls, nothing is done; the latter is
- * said once in the job. */
+/* AA1, reliability:T14: without the switch, or with a version that has no such calls, nothing is
+ * done; the latter is said once in the job. */
 START_TEST(AA1_switch) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
     dtr_world *w = NULL;

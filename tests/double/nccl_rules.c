@@ -2,6 +2,7 @@
  * ends, what is called when, and what is left alone. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <dtr/mpi.h>
 
@@ -246,6 +247,83 @@ START_TEST(D21_D22_what_is_asked_and_said) {
 }
 END_TEST
 
+/* A world made under these settings: NAME, value, ..., NULL. */
+static dtr_world *world_with(const char *const *set) {
+    dtr_world *w = NULL;
+    for (int i = 0; set[i] != NULL; i += 2) {
+        setenv(set[i], set[i + 1], 1);
+    }
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    for (int i = 0; set[i] != NULL; i += 2) {
+        unsetenv(set[i]);
+    }
+    return w;
+}
+#define WORLD(...) world_with((const char *const[]){ __VA_ARGS__, NULL })
+
+/* reliability:T15: the stream on which NCCL runs. */
+START_TEST(T15_priority_of_the_stream) {
+    for (int high = 0; high < 2; high++) {
+        dtr_world *w = WORLD("DTR_STREAM_PRIORITY", high ? "high" : "normal");
+        dtr_fake_cuda_log_start();
+        allreduce_good(dtr_world_group(w));
+        TH_CHECK(calls("priority=-5") == high && calls("priority=0") == 1 - high, "%s",
+                 dtr_fake_cuda_log_text());
+        TH_IS(dtr_world_destroy(w), DTR_OK);
+        TH_AGREE();
+    }
+}
+END_TEST
+
+/* The line that tells of a new communicator. */
+static void keep_connection(void *arg, int level, const char *line) {
+    (void)level;
+    if (strstr(line, "communicator of") != NULL) {
+        snprintf(arg, 1024, "%s", line);
+    }
+}
+
+static int settings_of_nccl(void) {
+    int n = 0;
+    for (char **e = environ; *e != NULL; e++) {
+        n += strncmp(*e, "NCCL_", 5) == 0;
+    }
+    return n;
+}
+
+/* reliability:T17: what the user sets for NCCL is told when a communicator is made, is in dumps,
+ * and stays what it was; the library adds nothing. */
+START_TEST(T17_settings_of_nccl) {
+    char folder[64] = "/tmp/dtr-test-rules-XXXXXX", command[256];
+    const int before = settings_of_nccl();
+    TH_CHECK(th_rank() != 0 || mkdtemp(folder) != NULL, "no folder");
+    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    setenv("NCCL_TEST_ONLY", "some", 1);
+    setenv("DTR_RECORDER_DIR", folder, 1);
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    char said[1024] = "";
+    o.log_fn = keep_connection;
+    o.log_arg = said;
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
+    setenv("DTR_RECORDER_DIR", "none", 1);
+    allreduce_good(dtr_world_group(w));
+    TH_CHECK(strcmp(getenv("NCCL_TEST_ONLY"), "some") == 0 && settings_of_nccl() == before + 1,
+             "the library sets NCCL's");
+    unsetenv("NCCL_TEST_ONLY");
+    TH_IS(dtr_world_dump(w, "look"), DTR_OK);
+    TH_CHECK(strstr(said, " by init") != NULL && strstr(said, "; set: ") != NULL &&
+                 strstr(said, "NCCL_TEST_ONLY=some") != NULL,
+             "said: %s", said);
+    snprintf(command, sizeof command, "grep -q 'NCCL_TEST_ONLY=some' %s/*-rank%d.dump.json", folder,
+             th_rank());
+    TH_CHECK(system(command) == 0, "%s", command);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    TH_ALL(th_rank() != 0 || system(command) == 0, "%s", command);
+}
+END_TEST
+
 /* G3, reliability:T19, and of groups:ENV5 the limit, not what is refused: the limit of setting up
  * is not that of operations, which is far away here. */
 START_TEST(G3_limit_of_setting_up) {
@@ -278,6 +356,8 @@ static void make(Suite *s) {
     th_add(tc, GP7_ways_by_version, 2, 0);
     th_add(tc, D21_D22_what_is_asked_and_said, 2, 0);
     th_add(tc, G3_limit_of_setting_up, 2, 0);
+    th_add(tc, T15_priority_of_the_stream, 2, 0);
+    th_add(tc, T17_settings_of_nccl, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -1,10 +1,12 @@
 /* Device buffers through the stage backend: point to point, options, refusals, failures. On the
  * stand-in, whose events the test can hold and whose log it reads. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cuda_runtime_api.h>
+#include <dtr/mpi.h>
 
 #include "device_data.h"
 #include "fake_cuda.h"
@@ -240,6 +242,33 @@ START_TEST(an_error_of_cuda_breaks_the_group) {
 }
 END_TEST
 
+/* reliability:T30: a chunk is a copy off the device and one to it. */
+START_TEST(T30_chunks) {
+    static const struct {
+        const char *chunk;
+        int copies;
+    } rows[] = { { "1KiB", 24 }, { "4KiB", 6 }, { "1MiB", 2 } };
+    for (int i = 0; i < 3; i++) {
+        dtr_world *w = NULL;
+        dtr_buffer b = filled(N, 1);
+        const char *const before = getenv("DTR_STAGE_CHUNK");
+        char keep[32];
+        snprintf(keep, sizeof keep, "%s", before != NULL ? before : "");
+        setenv("DTR_STAGE_CHUNK", rows[i].chunk, 1);
+        TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+        setenv("DTR_STAGE_CHUNK", keep, 1);
+        dtr_fake_cuda_log_start();
+        TH_IS(dtr_allreduce(dtr_world_group(w), b, b, DTR_SUM, NULL, NULL), DTR_OK);
+        TH_IS(dtr_world_destroy(w), DTR_OK);
+        const int copies = dtr_fake_cuda_log_count("cudaMemcpyAsync to=");
+        TH_CHECK(copies == rows[i].copies, "%d copies in chunks of %s", copies, rows[i].chunk);
+        check(b, 1, (float)th_size(), "sum");
+        drop(b);
+        TH_AGREE();
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "stage", 110);
     th_add(tc, ST1_point_to_point, 2, 0);
@@ -250,6 +279,7 @@ static void make(Suite *s) {
     th_add(tc, GP9_backend_texts, 1, 0);
     th_add(tc, ST8_abort_in_mid_transfer, 1, 0);
     th_add(tc, an_error_of_cuda_breaks_the_group, 1, 0);
+    th_add(tc, T30_chunks, 1, 0);
 }
 
 int main(int argc, char **argv) {
