@@ -9,7 +9,12 @@
 
 /* Bytes at the root, all ranks together: above, ranks that wait for each other are faster than a
  * tree that its leaves fill. */
-enum { BROADCAST_MOST = 256, REDUCE_MOST = 1 << 10, BLOCKS_MOST = 2 << 10 };
+enum {
+    BROADCAST_MOST = 256,
+    REDUCE_MOST = 1 << 10,
+    GATHER_MOST = 2 << 10,
+    SCATTER_MOST = 64 << 10
+};
 
 /* Which ranks are on which node; nodes in the order of their lowest ranks. */
 struct dtr__mpi_nodes {
@@ -61,9 +66,9 @@ bool dtr__mpi_tree_fits(const dtr__call *c, int size) {
     case DTR__K_REDUCE:
         return c->in_count <= REDUCE_MOST / n / dtr_dtype_size(c->dtype);
     case DTR__K_GATHER:
-        return c->in_count <= BLOCKS_MOST / n / dtr_dtype_size(c->dtype);
+        return c->in_count <= GATHER_MOST / n / dtr_dtype_size(c->dtype);
     case DTR__K_SCATTER:
-        return c->out_count <= BLOCKS_MOST / n / dtr_dtype_size(c->dtype);
+        return c->out_count <= SCATTER_MOST / n / dtr_dtype_size(c->dtype);
     default: /* of the v-forms only the root knows all lengths */
         return false;
     }
