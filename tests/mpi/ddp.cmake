@@ -9,7 +9,7 @@ dtr_add_mpi_test(ddp_sparse SOURCES mpi/ddp_sparse.c mpi/ddp_models.c NPROCS 1 2
 dtr_add_mpi_test(ddp_delayed SOURCES mpi/ddp_delayed.c mpi/ddp_models.c NPROCS 1 2 3 4)
 dtr_add_mpi_test(ddp_exact SOURCES mpi/ddp_exact.c mpi/ddp_models.c NPROCS 1 2 3 4)
 dtr_add_mpi_test(ddp_debug SOURCES mpi/ddp_debug.c mpi/ddp_models.c NPROCS 1 2 3 ENVIRONMENT DTR_DEBUG=detail)
-# L3, of CF2 the way works move: without a progress thread every call polls.
+# L3, CF2: without a progress thread every call polls but that for statistics.
 foreach(test basic sparse delayed)
   dtr_add_mpi_run(ddp_${test}_funneled TARGET test_ddp_${test} NPROCS 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=funneled)
 endforeach()

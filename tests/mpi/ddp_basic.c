@@ -2,12 +2,14 @@
  * table of states, overlap, ready orders. */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "data.h"
 #include "ddp_models.h"
+#include "rt_world.h"
 
 /* ---- T40, T41: the plain model on the whole batch ---- */
 
@@ -526,6 +528,52 @@ START_TEST(ready_orders) {
 }
 END_TEST
 
+/* Counts the passes over unfinished operations that the test's own thread makes. */
+static pthread_t own_thread;
+static _Atomic int own_passes;
+
+static int count_pass(dtr__poller *self) {
+    (void)self;
+    if (pthread_equal(pthread_self(), own_thread)) {
+        atomic_fetch_add(&own_passes, 1);
+    }
+    return DTR__POLL_IDLE;
+}
+
+/* CF2: works move in the progress thread, else in grad_ready and backward_end; asking for
+ * statistics moves nothing. */
+START_TEST(stats_move_nothing) {
+    enum { N = 6, ASKED = 50 };
+    const bool thread = dtr__progress_has_thread(th_world());
+    synth s = synth_equal(N, 1000);
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr__poller poller = { .poll = count_pass };
+    o.bucket_cap_bytes = o.first_bucket_bytes = 1000; /* a bucket each */
+    dtr_ddp *ddp = ddp_new(&s, &o);
+    own_thread = pthread_self();
+    dtr__progress_add(th_world(), &poller);
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = N; i-- > 0;) {
+            synth_write(ddp, &s, i, step, false);
+            int before = atomic_load(&own_passes);
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+            int ready = atomic_load(&own_passes);
+            TH_CHECK(thread || ready > before, "grad_ready moved nothing");
+            for (int k = 0; k < ASKED; k++) {
+                TH_CHECK(stats_of(ddp).steps == (uint64_t)step, "counted before its end");
+            }
+            TH_CHECK(atomic_load(&own_passes) == ready, "%d passes while statistics were asked for",
+                     atomic_load(&own_passes) - ready);
+        }
+        TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
+        synth_check_all(ddp, &s, step, th_size());
+    }
+    dtr__progress_remove(th_world(), &poller);
+    TH_OK(dtr_ddp_destroy(ddp));
+    synth_free(&s);
+}
+END_TEST
+
 static void make(Suite *suite) {
     TCase *tc = th_case(suite, "ddp basic", 100);
     th_add(tc, plain_model, 0, 0);
@@ -539,6 +587,7 @@ static void make(Suite *suite) {
     th_add(tc, forward_in_backward, 0, 0);
     th_add(tc, overlap_first_step, 0, 0);
     th_add(tc, ready_orders, 0, 0);
+    th_add(tc, stats_move_nothing, 0, 0);
 }
 
 int main(int argc, char **argv) {
