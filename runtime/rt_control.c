@@ -158,7 +158,6 @@ dtr_status dtr__control_open(dtr_world *world) {
     DTR_REQUIRE(c->board != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
                 world->size);
     judge(world, c, why);
-    c->opened_ns = dtr__now_ns();
     return DTR_OK;
 }
 

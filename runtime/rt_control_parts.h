@@ -36,6 +36,7 @@ typedef struct node {
     int turn, address;   /* local rank and its address to be dialed next */
     int n_ranks, lowest; /* world rank */
     int64_t dial_ns;     /* not before */
+    int64_t first_ns;    /* this rank has tried since then; 0: it never had to */
     bool refuses;        /* so did an address of the rank that is being dialed */
     bool met, warned;    /* there was a connection; its absence has been told */
     char why[64];        /* of the last failure */
@@ -58,7 +59,7 @@ struct dtr__control {
     _Atomic bool serves; /* rounds are made */
     uint64_t told[DTR__VERDICTS]; /* verdicts, by the number they had */
     early_verdict early[DTR__VERDICTS];
-    int64_t period_ns, beat_ns, opened_ns; /* beat: the next one */
+    int64_t period_ns, beat_ns; /* beat: the next one */
     double silence_s;
     _Atomic bool ended;  /* all ranks have agreed to end the world */
     bool alone;          /* the node shares no memory: each of its ranks acts for itself */

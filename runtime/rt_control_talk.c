@@ -525,13 +525,14 @@ static void dial_nodes(dtr_world *world, dtr__control *c, int64_t now) {
         if (at == world->node || !silent || !mine || n->call != NULL || now < n->dial_ns) {
             continue;
         }
+        n->first_ns = n->first_ns != 0 ? n->first_ns : now;
         if (n->link != NULL && n->turn == world->local_rank_of[n->link->rank]) {
             n->turn = (n->turn + 1) % n->n_ranks;
         }
         if (n->link == NULL || n->n_ranks > 1) {
             dial(world, c, at, now);
         }
-        if (!n->met && !n->warned && now - c->opened_ns > NEVER_MET_NS) {
+        if (!n->met && !n->warned && now - n->first_ns > NEVER_MET_NS) {
             warn_of_unmet(world, n, at);
         }
     }
