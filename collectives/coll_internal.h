@@ -277,7 +277,7 @@ extern const dtr__backend dtr__backend_shm;  /* collectives/shm/ */
 extern const dtr__backend dtr__backend_hier; /* collectives/hier/ */
 
 /* ---- group ---- */
-enum { DTR__MAX_BACKENDS = 8 };
+enum { DTR__MAX_BACKENDS = 8, DTR__WORLD_UID = 1 };
 typedef struct dtr__queue {
     dtr_work *head, *tail;
 } dtr__queue;
@@ -286,7 +286,8 @@ struct dtr_group {
     uint64_t magic; /* DTR__GROUP_MAGIC while live, DTR__GROUP_GONE until its world ends */
     dtr_world *world;
     uint32_t id;   /* per world, from 1; equal on members only by accident */
-    uint64_t uid;  /* agreed at creation: equal on all members, never used twice in a world */
+    uint64_t uid;  /* agreed at creation: equal on all members, never used twice in a world; not 0,
+                      which says "of no group" in tables and messages */
     MPI_Comm comm; /* members in group-rank order, errors returned */
     int rank, size;
     int *world_ranks;
@@ -361,6 +362,11 @@ struct dtr_group {
     dtr__finish *late; /* last steps of failed works, run by dtr__engine_close; queue_lock */
     struct dtr_group *next, *prev; /* in the world's list, creation order */
 };
+
+/* What people are shown: 0 is the world's own group. */
+static inline uint64_t dtr__group_number(const dtr_group *g) {
+    return g->uid - DTR__WORLD_UID;
+}
 
 static inline int dtr__rank_told(const dtr_group *g, int rank) {
     return g->told_ranks != NULL ? g->told_ranks[rank] : rank;

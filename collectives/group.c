@@ -1,5 +1,6 @@
 /* The group object: what is local about it (memory, texts, backends, handle checks), and the
  * queries. Making groups together with other ranks is in group_create.c. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,10 +164,10 @@ static void tell(const dtr_group *g) {
         snprintf(own, sizeof own, "cuda:%d", g->device.index);
     }
     DTR_INFO(g->world,
-             "group '%s': %d ranks, this is rank %d on %s; limits %g s, %g s on CUDA buffers; "
-             "served by cpu:%s%s%s as \"%s\" asks%s%s",
-             g->name, g->size, g->rank, own, g->timeout_s, g->timeout_cuda_s, g->backend[0]->name,
-             device[0] != '\0' ? ", cuda:" : "", device, g->backend_asked,
+             "group '%s' (id %" PRIu64 "): %d ranks, this is rank %d on %s; limits %g s, %g s on "
+             "CUDA buffers; served by cpu:%s%s%s as \"%s\" asks%s%s",
+             g->name, dtr__group_number(g), g->size, g->rank, own, g->timeout_s, g->timeout_cuda_s,
+             g->backend[0]->name, device[0] != '\0' ? ", cuda:" : "", device, g->backend_asked,
              why[0] != '\0' ? ": " : "", why);
 }
 

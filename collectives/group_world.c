@@ -28,7 +28,7 @@ static dtr_status make_own(dtr_world *world, dtr_group **own) {
         .world_ranks = ranks,
         .size = world->size,
         .name = "world",
-        .uid = 1,
+        .uid = DTR__WORLD_UID,
         .backend = backend != NULL && backend[0] != '\0' ? backend : DTR__DEFAULT_BACKENDS,
         .timeout_cpu_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CPU,
         .timeout_cuda_s = world->timeout_s > 0 ? world->timeout_s : DTR__TIMEOUT_CUDA,

@@ -32,7 +32,7 @@ dtr__meetings *dtr__meetings_new(const dtr_world *world, uint64_t epoch) {
     ms->n_waiting = world->size;
     ms->epoch = epoch;
     /* Uids are handed out by the chair of a meeting; the rank keeps them apart. */
-    ms->next_uid = ((uint64_t)(world->rank + 1) << 40) | 1;
+    ms->next_uid = ((uint64_t)world->rank << 40) + DTR__WORLD_UID + 1;
     return ms;
 }
 

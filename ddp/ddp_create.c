@@ -196,7 +196,7 @@ static dtr_status connect(dtr_ddp *ddp, dtr_group *group, dtr_status mine) {
         dtr__error_copy_free(cause);
     }
     DTR_TRY(s);
-    ddp->id = (unsigned)(ddp->group->uid & 0xffff);
+    ddp->id = (unsigned)(dtr__group_number(ddp->group) & 0xffff);
     dtr__ddp_label_buckets(ddp);
     DTR_TRY(dtr__ddp_verify(ddp, mine));
     dtr__ddp_group_adopt(ddp, group);

@@ -22,7 +22,7 @@ static void use(dtr_ddp *ddp, dtr_group *group) {
     ddp->group = group;
     ddp->rank = group->rank;
     ddp->size = group->size;
-    ddp->id = (unsigned)(group->uid & 0xffff);
+    ddp->id = (unsigned)(dtr__group_number(group) & 0xffff);
 }
 
 /* Those left out may come much later: the old group ends on this rank now, and is broken for them.

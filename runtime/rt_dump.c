@@ -104,7 +104,8 @@ static void write_groups(FILE *to, const dtr__recording *r) {
     for (size_t i = 0; i < r->n_groups; i++) {
         const dtr__rec_group *g = &r->groups[i];
         if (!g->gone) {
-            fprintf(to, "%s\n{\"rank\":%d,\"size\":%d", comma, g->own_rank, g->size);
+            fprintf(to, "%s\n{\"id\":%" PRIu64 ",\"rank\":%d,\"size\":%d", comma, g->uid - 1,
+                    g->own_rank, g->size);
             text_member(to, "name", g->name);
             text_member(to, "status", dtr_status_name((dtr_status)g->status));
             fprintf(to, "}");

@@ -80,7 +80,7 @@ typedef struct dtr__rec_header {
 typedef struct dtr__rec_group {
     _Atomic uint32_t id; /* 0: free; written last */
     uint32_t gone;       /* 1: destroyed */
-    uint64_t uid;        /* equal on all members */
+    uint64_t uid;        /* equal on all members; one more than the id that people are shown */
     int32_t size, own_rank;
     int32_t start, stride; /* member i is start + i * stride; stride 0: see members */
     int32_t members;       /* index into the members, -1: not kept */

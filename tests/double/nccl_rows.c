@@ -373,19 +373,20 @@ static void check_limit(dtr_group *g, dtr_buffer b, double want_s) {
 }
 
 /* C2: what a group has whose options say nothing. C3: its number is its own, and the same on all
- * ranks. C4: so are its messages, whatever the names and members. C11: names are copied. E1, E2,
- * E6: who makes the identifier, and the times in the record. */
+ * ranks; the world's is 0. C4: so are its messages, whatever the names and members. C11: names are
+ * copied. E1, E2, E6: who makes the identifier, and the times in the record. */
 START_TEST(C2_C3_C4_C11_groups) {
     dtr_group *g[3] = { NULL };
     char name[] = "as it was";
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_buffer b = filled(FEW, 1), host = dtr_cpu(name, 1, DTR_I8);
-    uint64_t ids[8], last = dtr_world_group(th_world())->uid;
+    uint64_t ids[8], last = dtr__group_number(dtr_world_group(th_world()));
+    TH_CHECK(last == 0, "the world's group has number %d", (int)last);
     for (int i = 0; i < 3; i++) {
         o.name = i == 0 ? name : NULL;
         o.backend = i == 1 ? "cpu:auto,cuda:stage" : NULL;
         TH_OK(dtr_group_create(th_world(), NULL, th_size(), i < 2 ? &o : NULL, &g[i]));
-        th_gather_u64(g[i]->uid, ids);
+        th_gather_u64(dtr__group_number(g[i]), ids);
         TH_CHECK(ids[0] > last && ids[th_rank()] == ids[0] && ids[th_size() - 1] == ids[0],
                  "number %d after %d", (int)ids[0], (int)last);
         last = ids[0];

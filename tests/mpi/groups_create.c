@@ -1,4 +1,5 @@
 /* dtr_group_create: what it refuses, what it makes, and how groups are named. */
+#include "coll_internal.h"
 #include "groups_common.h"
 
 /* ---- refusals ---- */
@@ -112,17 +113,39 @@ END_TEST
 
 /* ---- what is made ---- */
 
+/* nccl:C3: the members of a group have one number for it, which no other group of the world has. */
+static void check_number(const dtr_group *g, uint64_t *seen, int before) {
+    uint64_t own = g != NULL ? dtr__group_number(g) : UINT64_MAX, all[16];
+    th_gather_u64(own, all);
+    for (int r = 0; r < th_size(); r++) {
+        TH_CHECK(all[r] == own || all[r] == UINT64_MAX || g == NULL, "rank %d has another number",
+                 r);
+        seen[before] = all[r] != UINT64_MAX ? all[r] : seen[before];
+    }
+    for (int i = 0; i < before; i++) {
+        TH_CHECK(seen[i] != seen[before], "groups %d and %d have one number", i, before);
+    }
+}
+
+/* Groups that all ranks make, and those that only their members make. */
 START_TEST(NEW2_twenty_groups_between_collectives) {
     enum { GROUPS = 20 };
-    dtr_group *g[GROUPS];
+    dtr_group *g[GROUPS] = { NULL };
     int list[16];
+    uint64_t numbers[GROUPS + 1] = { dtr__group_number(dtr_world_group(th_world())) };
+    TH_CHECK(numbers[0] == 0, "the world's group has number %d", (int)numbers[0]);
     for (int i = 0; i < GROUPS; i++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
         int n = 1 + i % th_size();
         for (int j = 0; j < n; j++) {
             list[j] = (i + j) % th_size();
         }
-        g[i] = made(list, n, NULL);
+        o.local_sync = i % 2 == 1;
+        if (!o.local_sync || (th_rank() + th_size() - i % th_size()) % th_size() < n) {
+            g[i] = made(list, n, &o);
+        }
         TH_AGREE();
+        check_number(g[i], numbers, i + 1);
         th_good_allreduce(th_group());
         if (g[i] != NULL) {
             int64_t in = 1, out = 0;
