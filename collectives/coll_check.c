@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "coll_check.h"
+#include "declare.h"
 #include "rt_device.h"
 
 enum { MAX_TAG = 32767 }; /* what every backend serves */
@@ -187,6 +188,27 @@ static dtr_status check_pointers(const dtr__check *k) {
 
 /* ---- 5: devices ---- */
 
+/* At DTR_DEBUG=detail CUDA is asked where the memory is. */
+static dtr_status check_place(const dtr__check *k, const dtr_buffer *b, const char *name) {
+    const dtr__device_ops *cuda = dtr__cuda_get()->ops;
+    int owner = -1;
+    if (b->data == NULL || b->count == 0 || cuda == NULL || !dtr__at_detail(k->group->world)) {
+        return DTR_OK;
+    }
+    int code = cuda->owner(b->data, &owner);
+    if (code == 0 && owner >= 0 && owner != b->device.index) {
+        REFUSE(k, DTR_ERR_DEVICE, "%s%s.data %p is memory of cuda:%d, and its device is cuda:%d",
+               k->entry, name, b->data, owner, b->device.index);
+    }
+    if (code != 0 || owner < 0) {
+        REFUSE(k, DTR_ERR_DEVICE,
+               "%s%s.data %p is memory of no device, and its device is cuda:%d; give memory of "
+               "dtr_alloc or cudaMalloc",
+               k->entry, name, b->data, b->device.index);
+    }
+    return DTR_OK;
+}
+
 static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const char *name) {
     if (b->device.type == DTR_CPU && b->device.index != 0) {
         REFUSE(k, DTR_ERR_DEVICE, "%s%s.device is cpu:%d; the host is {DTR_CPU, 0}", k->entry, name,
@@ -214,6 +236,7 @@ static dtr_status check_device(const dtr__check *k, const dtr_buffer *b, const c
                    k->entry, name, b->device.index,
                    k->group->backend_asked != NULL ? k->group->backend_asked : "");
         }
+        return check_place(k, b, name);
     }
     return DTR_OK;
 }
