@@ -139,43 +139,72 @@ void dtr__nccl_event_keep(dtr__nccl_comm *c, dtr__nccl_event *e) {
 
 /* A native call that does not return keeps the lock: after a second the communicator is aborted all
  * the same, which is what ends such a call. */
+static bool lock_at_last(dtr__nccl_comm *c, int *tries) {
+    while (pthread_mutex_trylock(&c->lock) != 0) {
+        if (*tries == 0) {
+            return false;
+        }
+        --*tries;
+        nap_ms();
+    }
+    return true;
+}
+
+/* Those of a list, in one native group where there are several. */
 static void *end_main(void *arg) {
-    dtr__nccl_comm *c = arg;
-    bool locked = false;
-    for (int i = 0; i < LOCK_TRIES && !locked; i++) {
-        locked = pthread_mutex_trylock(&c->lock) == 0;
-        if (!locked) {
-            nap_ms();
+    dtr__nccl_comm *first = arg, *next;
+    int tries = LOCK_TRIES;
+    for (dtr__nccl_comm *c = first; c != NULL; c = c->with) {
+        c->end_locked = lock_at_last(c, &tries);
+        dtr__nccl_blocks_drop(c, c->end_locked);
+    }
+    bool together = first->with != NULL && first->ops->group_start() == 0;
+    for (const dtr__nccl_comm *c = first; c != NULL; c = c->with) {
+        if (c->handle != NULL) {
+            (void)c->ops->abandon(c->device, c->handle);
         }
     }
-    dtr__nccl_blocks_drop(c, locked);
-    if (c->handle != NULL) {
-        (void)c->ops->abandon(c->device, c->handle);
+    if (together) {
+        (void)first->ops->group_end(first->device);
     }
-    if (locked) {
-        c->handle = NULL;
-        pthread_mutex_unlock(&c->lock);
+    for (dtr__nccl_comm *c = first; c != NULL; c = next) {
+        next = c->with;
+        if (c->end_locked) {
+            c->handle = NULL;
+            pthread_mutex_unlock(&c->lock);
+        }
+        atomic_store_explicit(&c->ended, 1, memory_order_release);
+        dtr__nccl_comm_unref(c);
     }
-    atomic_store_explicit(&c->ended, 1, memory_order_release);
-    dtr__nccl_comm_unref(c);
     return NULL;
 }
 
-void dtr__nccl_abort(dtr__nccl_comm *c) {
+/* False: it has been given up before, or there is nothing to end. */
+static bool give_up(dtr__nccl_comm *c) {
     if (c->local || atomic_exchange(&c->aborted, 1) != 0) {
-        return;
+        return false;
     }
-    pthread_t t;
-    pthread_attr_t a;
     dtr__nccl_blocks_leave(c);
     atomic_store(&c->aborted_at, dtr__now());
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    return true;
+}
+
+static void start_end(dtr__nccl_comm *first) {
+    pthread_t t;
+    pthread_attr_t a;
     pthread_attr_init(&a);
     pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    if (pthread_create(&t, &a, end_main, c) != 0) {
-        (void)end_main(c);
+    if (pthread_create(&t, &a, end_main, first) != 0) {
+        (void)end_main(first);
     }
     pthread_attr_destroy(&a);
+}
+
+void dtr__nccl_abort(dtr__nccl_comm *c) {
+    if (give_up(c)) {
+        start_end(c);
+    }
 }
 
 bool dtr__nccl_ended(const dtr__nccl_comm *c, double limit_s) {
@@ -205,11 +234,22 @@ uint64_t dtr__nccl_helpers(const dtr_group *g) {
 }
 
 void dtr__nccl_abort_all(struct dtr__nccl *n) {
+    bool together = dtr__nccl_get()->version >= DTR__NCCL_ABORTS;
+    dtr__nccl_comm *all = NULL;
     pthread_mutex_lock(&n->lock);
     for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
-        dtr__nccl_abort(c);
+        if (give_up(c)) {
+            c->with = together ? all : NULL;
+            all = c;
+            if (!together) {
+                start_end(c);
+            }
+        }
     }
     pthread_mutex_unlock(&n->lock);
+    if (together && all != NULL) {
+        start_end(all);
+    }
 }
 
 void dtr__nccl_stop(dtr_group *g) {

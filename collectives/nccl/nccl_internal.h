@@ -37,6 +37,9 @@ typedef struct dtr__nccl_comm {
     dtr__nccl_looks *looks;
     _Atomic double aborted_at;  /* monotonic seconds, 0: not yet */
     _Atomic int aborted, ended; /* to be used no more; the native end has returned */
+    struct dtr__nccl_comm
+        *with; /* to be ended by the same thread, which alone looks at these two */
+    bool end_locked;
     void *stream;
     void *room[32]; /* for copies of inputs, each twice the size of the one before; turn */
     size_t room_size;

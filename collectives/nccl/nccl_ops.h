@@ -11,6 +11,7 @@
 enum { DTR__NCCL_ABI = 3, DTR__NCCL_ID = 128 };
 enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-blocking mode */
 enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
+enum { DTR__NCCL_ABORTS = 22200 };    /* oldest one that aborts several communicators as a group */
 
 /* Limits of thread blocks are 0 where NCCL is to choose. */
 typedef struct dtr__nccl_config {

@@ -388,6 +388,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     DN_ENTER("ncclCommAbort");
+    if (dn_in_group() && dn_version() < 22200) {
+        dtr_fake_cuda_log("ncclCommAbort", "mistake: in a group, which needs 2.22");
+    }
     return end(comm, "ncclCommAbort", true);
 }
 
@@ -401,6 +404,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
 }
 
 static ncclResult_t fact(ncclComm_t comm, const char *function, int value, int *out) {
+    DN_ENTER(function);
     ncclResult_t r = out != NULL ? dn_check_comm(comm, function) : ncclInvalidArgument;
     if (r == ncclSuccess) {
         *out = value;
