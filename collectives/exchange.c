@@ -217,12 +217,13 @@ dtr_status dtr__exchange_get(dtr_group *g, dtr_device_type device, const char *k
     return DTR_OK;
 }
 
-void dtr__exchange_drop(dtr_group *g) {
+void dtr__exchange_forget(dtr_group *g, const char *prefix) {
     dtr__exchange *x = g->world->groups->exchange;
+    size_t n = strlen(prefix);
     pthread_mutex_lock(&x->lock);
     for (item **at = &x->items; *at != NULL;) {
         item *i = *at;
-        if (i->uid == g->uid) {
+        if (i->uid == g->uid && strncmp(i->key, prefix, n) == 0) {
             *at = i->next;
             free(i);
         } else {
@@ -230,4 +231,8 @@ void dtr__exchange_drop(dtr_group *g) {
         }
     }
     pthread_mutex_unlock(&x->lock);
+}
+
+void dtr__exchange_drop(dtr_group *g) {
+    dtr__exchange_forget(g, "");
 }

@@ -21,7 +21,8 @@ dtr_status dtr__exchange_look(dtr_group *group, dtr_device_type device, const ch
                               void *value, size_t cap, size_t *nbytes, bool *found);
 dtr_status dtr__exchange_get(dtr_group *group, dtr_device_type device, const char *key, void *value,
                              size_t cap, size_t *nbytes, double timeout_s);
-/* Forget the group's keys. */
+/* Forget the group's keys that begin so; all of them. */
+void dtr__exchange_forget(dtr_group *group, const char *prefix);
 void dtr__exchange_drop(dtr_group *group);
 
 #endif /* DTR_EXCHANGE_H */

@@ -210,11 +210,20 @@ void dtr__nccl_ranks_of(const dtr_group *g, const dtr__call *c, int *low, int *h
     *high = lone ? (c->root < g->rank ? g->rank : c->root) : -1;
 }
 
+/* The other ranks are on their way into the operation: what a device fails with is theirs too. */
+static dtr_status or_break(dtr_group *g, dtr_status s) {
+    if (s != DTR_ERR_CUDA) {
+        return s;
+    }
+    dtr__group_break(g, s);
+    return dtr__group_broken(g);
+}
+
 /* The communicator of a call, ready for use unless NCCL refused the devices; turn held. */
 static dtr_status communicator(dtr_group *g, const dtr__call *c, dtr__nccl_comm **comm) {
     int low, high;
     dtr__nccl_ranks_of(g, c, &low, &high);
-    DTR_TRY(dtr__nccl_comm_of(g->nccl, c->device.index, low, high, comm));
+    DTR_TRY(or_break(g, dtr__nccl_comm_of(g->nccl, c->device.index, low, high, comm)));
     if ((*comm)->ready) {
         return DTR_OK;
     }
@@ -238,7 +247,7 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
         return DTR_OK;
     }
     DTR_TRY(dtr__nccl_capture_over(g, c, comm));
-    DTR_TRY(dtr__nccl_make_work(g, comm, c, r, &w));
+    DTR_TRY(or_break(g, dtr__nccl_make_work(g, comm, c, r, &w)));
     if (!dtr__work_admit(g, w, site, false)) {
         dtr__work_drop(w);
         return dtr__group_broken(g);
@@ -383,7 +392,7 @@ dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *co
         return DTR_OK;
     }
     DTR_TRY(dtr__nccl_capture_over(g, &whole, comm));
-    DTR_TRY(make_op(comm, false, &op));
+    DTR_TRY(or_break(g, make_op(comm, false, &op)));
     dtr_status s = dtr__work_make(g, 1, part);
     op->ops = calloc(n, sizeof *op->ops);
     if (s == DTR_OK && op->ops == NULL) {

@@ -30,13 +30,16 @@ static int group_rank(const dtr__nccl_comm *c, int rank) {
     return c->low < 0 ? rank : rank == 0 ? c->low : c->high;
 }
 
+/* Keys are those of the group, which makes one communicator for a pair and a device in its life. */
+static int begin_key(const dtr__nccl_comm *c, char key[DTR__KEY_SIZE]) {
+    return c->low < 0 ? snprintf(key, DTR__KEY_SIZE, "nccl/%u/", c->number)
+                      : snprintf(key, DTR__KEY_SIZE, "nccl/%d-%d/%d/", c->low, c->high, c->device);
+}
+
 static const char *key_of(const dtr__nccl_comm *c, const char *what, int rank,
                           char key[DTR__KEY_SIZE]) {
-    if (c->low < 0) {
-        snprintf(key, DTR__KEY_SIZE, "nccl/%u/%s/%d", c->number, what, rank);
-    } else {
-        snprintf(key, DTR__KEY_SIZE, "nccl/%d-%d/%d/%s/%d", c->low, c->high, c->device, what, rank);
-    }
+    int n = begin_key(c, key);
+    snprintf(key + n, DTR__KEY_SIZE - (size_t)n, "%s/%d", what, rank);
     return key;
 }
 
@@ -109,7 +112,8 @@ static dtr_status expired(const meeting *m) {
     }
     return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
                     "group '%s': all %d ranks have come to the NCCL communicator for cuda:%d, but "
-                    "NCCL has not joined them within %g s; NCCL_DEBUG=INFO shows what it waits for",
+                    "ncclCommInitRankConfig has not joined them within %g s; NCCL_DEBUG=INFO shows "
+                    "what it waits for",
                     g->name, c->size, c->device, m->limit_s);
 }
 
@@ -197,9 +201,11 @@ static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
         if (o->refused) {
             return DTR_OK;
         }
-        DTR_TRY(rest(m));
         if (!dtr__nccl_look(c, &code)) {
             return dtr__group_broken(m->group);
+        }
+        if (code == busy) { /* who is ready when looked at has not come too late */
+            DTR_TRY(rest(m));
         }
     }
     if (code == c->ops->invalid_usage() && g->cuda_use == 'a') {
@@ -293,7 +299,7 @@ static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {
 dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
     dtr_group *g = c->group;
     outcome o = { 0 };
-    char label[40];
+    char label[40], key[DTR__KEY_SIZE];
     if (c->low < 0) {
         snprintf(label, sizeof label, "cuda:%d, %d ranks, init", c->device, c->size);
     } else {
@@ -312,6 +318,8 @@ dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
         give_way(c, &o);
         return DTR_OK;
     }
+    (void)begin_key(c, key);
+    dtr__exchange_forget(g, key); /* all have been read */
     c->ready = true;
     dtr__nccl_blocks_join(c);
     atomic_fetch_add(&g->comms_by_init, 1);

@@ -345,9 +345,10 @@ static int op_of(series *s) {
     return good(s) ? op : -1;
 }
 
-static void free_op(const series *s, int op) {
+static void free_op(series *s, int op) {
     if (dtr__kind_reduces(s->call->kind) && s->call->op == DTR_PREMUL_SUM && op >= 0) {
-        (void)s->comm->ops->premul_free(s->comm->device, s->comm->handle, op);
+        note(s, s->comm->ops->premul_free(s->comm->device, s->comm->handle, op),
+             "ncclRedOpDestroy");
     }
 }
 
