@@ -20,8 +20,8 @@ static dtr_group *group_of(const char *backend, double timeout_s) {
     return g;
 }
 
-/* D1, D4, D9, D10, J1: one communicator for three operations, on a stream of its own; GP11: none
- * for a group of one rank, which only copies. */
+/* D1, D4, D9, D10, J1, collectives:NCM2: one communicator for three operations, on a stream of its
+ * own; GP11: none for a group of one rank, which only copies. */
 START_TEST(D1_one_communicator) {
     dtr_fake_cuda_log_start();
     for (int i = 0; i < 3; i++) {

@@ -39,8 +39,8 @@ static dtr_status ended(dtr_group *g, dtr_buffer b) {
     return s;
 }
 
-/* H2, H8: each code is a status, and the text has its number, NCCL's words and where it came from,
- * also of those that nobody knows; "in progress" is no error. */
+/* H2, H8, collectives:NCC1, NCC2: each code is a status, and the text has its number, NCCL's words
+ * and where it came from, also of those that nobody knows; "in progress" is no error. */
 START_TEST(H8_every_code) {
     static const struct {
         int code;

@@ -1,6 +1,6 @@
-/* What ends a process, in children. nccl:I14: a program that ends without destroying anything: no
- * handler of the library calls CUDA or NCCL then, and the exit code is the program's.
- * reliability:O17: a dump while a query of NCCL does not return. */
+/* What ends a process, in children. nccl:I14, collectives:NCM3, NCM5: a program that ends without
+ * destroying anything: no handler of the library calls CUDA or NCCL then, and the exit code is the
+ * program's. reliability:O17: a dump while a query of NCCL does not return. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

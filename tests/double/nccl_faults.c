@@ -106,7 +106,8 @@ static dtr_error broken_by(dtr_group *g, const char *setting, const char *value,
     return e;
 }
 
-/* H8, reliability:FI33: NCCL says that a peer is gone: REMOTE with NCCL's own code and words. */
+/* H8, reliability:FI33, collectives:NCC3: NCCL says that a peer is gone: REMOTE with NCCL's own
+ * code and words. */
 START_TEST(FI33_remote_error) {
     dtr_group *g = new_group();
     dtr_error e = broken_by(g, "DTR_FAKE_NCCL_ERR", "ncclAllReduce:1:6", DTR_ERR_REMOTE,

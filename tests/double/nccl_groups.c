@@ -332,7 +332,8 @@ START_TEST(V8_bad_call) {
 }
 END_TEST
 
-/* nccl:V8, nccl:G5: a launch that fails on one rank breaks the group; no native group stays open.
+/* nccl:V8, nccl:G5, collectives:NCP11, NCP14: a launch that fails on one rank breaks the group; no
+ * native group stays open.
  */
 START_TEST(V8_failed_launch) {
     int last = th_size() - 1;

@@ -90,8 +90,8 @@ static int every_call(dtr_group *g, dtr_dtype d, size_t n) {
     return 16 + (lone < size);
 }
 
-/* A5, A12, A19: bool travels as bytes and complex numbers as pairs of their parts, in every call.
- * B11: no elements are as many native calls as some. */
+/* A5, A12, A19, collectives:NCC9, NCO4: bool travels as bytes and complex numbers as pairs of their
+ * parts, in every call. B11, NCO5: no elements are as many native calls as some. */
 START_TEST(A19_what_carries_an_element) {
     enum { U8 = 1, F32 = 7, F64 = 8, MAX = 2 };
     static const struct {
@@ -129,8 +129,8 @@ START_TEST(A19_what_carries_an_element) {
 }
 END_TEST
 
-/* B11: a count beyond 32 bits reaches NCCL as it is; here it is more than there is memory, so that
- * the call itself is refused. */
+/* B11, collectives:NCC16: a count beyond 32 bits reaches NCCL as it is; here it is more than there
+ * is memory, so that the call itself is refused. */
 START_TEST(B11_large_count) {
     dtr_group *g = NULL;
     TH_OK(dtr_group_create(th_world(), NULL, th_size(), NULL, &g));

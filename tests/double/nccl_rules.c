@@ -154,7 +154,8 @@ static void check_slot(const float *v, int rank, int slot, const char *what) {
     }
 }
 
-/* GP7, X19, X23: newer calls of NCCL where it has them, the older way otherwise. */
+/* GP7, X19, X23, collectives:NCO6, NCO19: newer calls of NCCL where it has them, the older way
+ * otherwise. */
 START_TEST(GP7_ways_by_version) {
     const char *posed = getenv("DTR_FAKE_NCCL_VERSION");
     int size = th_size(), own = posed == NULL || atoi(posed) >= 22800;

@@ -16,7 +16,7 @@ endfunction()
 # Every collective x dtype x operation on device buffers, with delays: through NCCL, and through stage, on four ranks in
 # pieces so small that most calls need several.
 # Values of nccl:A2, A6, A12, A16, A17, X1, X4, X6, X8, X9, X12, X13, X16, X17, X20, X22; of stage ST4, ST6, ST7, reliability:FI39;
-# collectives:NCO1, NCO3, NCO8, NCO11, NCO12, NCO15.
+# collectives:NCO1, NCO2, NCO3, NCO8, NCO11, NCO12, NCO15.
 add_dependencies(double test_matrix stand_ins)
 dtr_add_mpi_run(double_matrix TARGET test_matrix NPROCS 1 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_DEVICE=cuda DTR_FAKE_CUDA_DELAY_US=20 DTR_FAKE_CUDA_SEED=3)
