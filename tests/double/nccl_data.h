@@ -33,6 +33,12 @@ static inline void allreduce_good(dtr_group *g) {
     drop(b);
 }
 
+static inline void end_group(dtr_group *g) {
+    th_barrier();
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+}
+
 /* A stream that waits for an event which the test holds. */
 static inline cudaStream_t held_stream(cudaEvent_t *open) {
     cudaStream_t stream;

@@ -22,12 +22,6 @@ static dtr_group *new_group(void) {
     return g;
 }
 
-static void end_group(dtr_group *g) {
-    th_barrier();
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-    TH_AGREE();
-}
-
 /* ---- NCCL's codes ---- */
 
 /* How an allreduce ends. */

@@ -11,6 +11,7 @@
 #include "exchange.h"
 #include "nccl/nccl_internal.h"
 #include "nccl_data.h"
+#include "settings.h"
 
 static const dtr_device second = { DTR_CUDA, 1 };
 
@@ -32,18 +33,9 @@ static dtr_group *new_group(void) {
     return g;
 }
 
-static void end_group(dtr_group *g) {
-    th_barrier();
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-    TH_AGREE();
-}
-
 /* A world with a setting. */
 static dtr_world *new_world(const char *name, const char *value) {
-    dtr_world *w = NULL;
-    setenv(name, value, 1);
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
-    unsetenv(name);
+    dtr_world *w = TH_WORLD_WITH(NULL, name, value);
     TH_AGREE();
     return w;
 }

@@ -7,6 +7,7 @@
 #include <dtr/mpi.h>
 
 #include "nccl_data.h"
+#include "settings.h"
 #include "threads.h"
 
 static int calls(const char *name) {
@@ -249,24 +250,10 @@ START_TEST(D21_D22_what_is_asked_and_said) {
 }
 END_TEST
 
-/* A world made under these settings: NAME, value, ..., NULL. */
-static dtr_world *world_with(const char *const *set) {
-    dtr_world *w = NULL;
-    for (int i = 0; set[i] != NULL; i += 2) {
-        setenv(set[i], set[i + 1], 1);
-    }
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
-    for (int i = 0; set[i] != NULL; i += 2) {
-        unsetenv(set[i]);
-    }
-    return w;
-}
-#define WORLD(...) world_with((const char *const[]){ __VA_ARGS__, NULL })
-
 /* reliability:T15: the stream on which NCCL runs. */
 START_TEST(T15_priority_of_the_stream) {
     for (int high = 0; high < 2; high++) {
-        dtr_world *w = WORLD("DTR_STREAM_PRIORITY", high ? "high" : "normal");
+        dtr_world *w = TH_WORLD_WITH(NULL, "DTR_STREAM_PRIORITY", high ? "high" : "normal");
         dtr_fake_cuda_log_start();
         allreduce_good(dtr_world_group(w));
         TH_CHECK(calls("priority=-5") == high && calls("priority=0") == 1 - high, "%s",

@@ -15,6 +15,7 @@
 #include "rt_internal.h"
 #include "rt_peers.h"
 #include "rt_recording.h"
+#include "settings.h"
 
 /* ---- the clock ---- */
 
@@ -269,12 +270,8 @@ static void count_to_limit(dtr_world *w, int step_ms, int own) {
 }
 
 START_TEST(O4_a_thread_that_hangs_is_noticed_in_time) {
-    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
-    dtr_world *w = NULL;
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_HEARTBEAT_LIMIT", "10");
     dtr__poller poller = { .poll = hang };
-    setenv("DTR_HEARTBEAT_LIMIT", "10", 1);
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
-    unsetenv("DTR_HEARTBEAT_LIMIT");
     while (atomic_load(&dtr__recorder_header(w)->beat_ns) ==
            0) { /* what has not begun cannot hang */
         th_sleep(0.001);
@@ -306,19 +303,6 @@ END_TEST
 
 /* ---- periods: worlds side by side, by what the faster one has done meanwhile ---- */
 
-static dtr_world *world_with(const char *const *set) {
-    dtr_world *w = NULL;
-    for (int i = 0; set[i] != NULL; i += 2) {
-        setenv(set[i], set[i + 1], 1);
-    }
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
-    for (int i = 0; set[i] != NULL; i += 2) {
-        unsetenv(set[i]);
-    }
-    return w;
-}
-#define WORLD(...) world_with((const char *const[]){ __VA_ARGS__, NULL })
-
 static int64_t beat_of(const dtr_world *w) {
     return atomic_load(&dtr__recorder_header(w)->beat_ns);
 }
@@ -345,7 +329,8 @@ static int changes_beside(const dtr_world *fast, const dtr_world *slow, int n,
 }
 
 START_TEST(T27_rounds_of_the_watchdog) {
-    dtr_world *fast = WORLD("DTR_WATCHDOG_MS", "2"), *slow = WORLD("DTR_WATCHDOG_MS", "60000");
+    dtr_world *fast = TH_WORLD_WITH(NULL, "DTR_WATCHDOG_MS", "2"),
+              *slow = TH_WORLD_WITH(NULL, "DTR_WATCHDOG_MS", "60000");
     const int changes = changes_beside(fast, slow, 20, beat_of);
     TH_CHECK(changes <= 10, "%d rounds with a nap of a minute", changes);
     TH_IS(dtr_world_destroy(fast), DTR_OK);
@@ -355,10 +340,11 @@ START_TEST(T27_rounds_of_the_watchdog) {
 END_TEST
 
 START_TEST(T10_reports_between_nodes) {
-    dtr_world *none = WORLD("DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "0");
-    dtr_world *fast = WORLD("DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "5", "DTR_WATCHDOG_MS", "2");
-    dtr_world *slow =
-        WORLD("DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "60000", "DTR_WATCHDOG_MS", "2");
+    dtr_world *none = TH_WORLD_WITH(NULL, "DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "0");
+    dtr_world *fast =
+        TH_WORLD_WITH(NULL, "DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "5", "DTR_WATCHDOG_MS", "2");
+    dtr_world *slow = TH_WORLD_WITH(NULL, "DTR_NODE_RANKS", "1", "DTR_CONTROL_MS", "60000",
+                                    "DTR_WATCHDOG_MS", "2");
     const int changes = changes_beside(fast, slow, 20, report_of);
     TH_CHECK(changes <= 10, "%d reports with one a minute", changes);
     TH_CHECK(!dtr__control_serves(none) && report_of(none) == 0, "reports although there are none");
@@ -393,7 +379,7 @@ START_TEST(T9_how_long_dumps_are_waited_for) {
     MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
     const char *const set[] = { "DTR_ON_ERROR", "abort", "DTR_DUMP_WAIT", "40", "DTR_RECORDER_DIR",
                                 folder,         NULL };
-    dtr_world *w = world_with(set);
+    dtr_world *w = th_world_with(NULL, set);
     setenv("DTR_RECORDER_DIR", "none", 1);
     dtr__error_context ctx = { .world = w, .operation = "test" };
     dtr__watchdog_stop(w); /* nobody writes a dump now */

@@ -18,6 +18,7 @@
 #include "groups_common.h"
 #include "rt_hash.h"
 #include "rt_recording.h"
+#include "settings.h"
 
 enum { LINES = 256 };
 static char lines[LINES][1600];
@@ -60,19 +61,11 @@ static const char *await_line(const char *a, const char *b) {
 /* A world of its own with settings from the environment: NAME, value, ..., NULL. */
 static dtr_world *world_with(const char *const *set) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
-    dtr_world *w = NULL;
     o.log_fn = keep;
     pthread_mutex_lock(&lines_lock);
     n_lines = 0;
     pthread_mutex_unlock(&lines_lock);
-    for (int i = 0; set[i] != NULL; i += 2) {
-        setenv(set[i], set[i + 1], 1);
-    }
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
-    for (int i = 0; set[i] != NULL; i += 2) {
-        unsetenv(set[i]);
-    }
-    return w;
+    return th_world_with(&o, set);
 }
 #define WORLD(...) world_with((const char *const[]){ __VA_ARGS__, NULL })
 

@@ -11,6 +11,7 @@
 #include <dtr/work.h>
 
 #include "groups_common.h"
+#include "settings.h"
 
 enum { LINES = 64 };
 static char lines[LINES][512];
@@ -39,13 +40,9 @@ static const char *line_with(const char *a, const char *b) {
 /* A world of its own with a setting from the environment. */
 static dtr_world *world_with(const char *name, const char *value) {
     dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
-    dtr_world *w = NULL;
     o.log_fn = keep;
     atomic_store(&n_lines, 0);
-    setenv(name, value, 1);
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
-    unsetenv(name);
-    return w;
+    return TH_WORLD_WITH(&o, name, value);
 }
 
 /* ---- arrivals: who was last, from the recorders, at level info ---- */
