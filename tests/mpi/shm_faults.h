@@ -9,8 +9,9 @@
 /* errno of each call, 0: it works. */
 typedef struct shm_faults {
     int memfd_create, shm_open, ftruncate, pwrite, mmap, fallocate, process_vm_readv, madvise;
-    int readv_works;         /* so many calls of process_vm_readv before it fails */
-    bool die_after_shm_open; /* SIGKILL while the name is there */
+    int readv_works;                     /* so many calls of process_vm_readv before it fails */
+    bool die_after_shm_open;             /* SIGKILL while the name is there */
+    void (*before_readv)(size_t nbytes); /* called by process_vm_readv before it reads */
 } shm_faults;
 extern shm_faults shm_faults_now;
 

@@ -90,6 +90,9 @@ int __wrap_madvise(void *at, size_t n, int advice) {
 ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *here, unsigned long n_here,
                                 const struct iovec *there, unsigned long n_there,
                                 unsigned long flags) {
+    if (shm_faults_now.before_readv != NULL) {
+        shm_faults_now.before_readv(here->iov_len);
+    }
     const bool works = shm_faults_now.process_vm_readv == 0 || shm_faults_now.readv_works-- > 0;
     return !works && fails(shm_faults_now.process_vm_readv)
                ? -1
