@@ -214,6 +214,8 @@ struct dtr_work {
                       then polls on instead of napping; progress_lock */
     bool linked;   /* in a running list; progress_lock */
     bool inline_call;
+    bool paired; /* messages whose fingerprint is their number, equal at both ends; those of a batch
+                    are where the numbers of their records will be */
     dtr_status own_status; /* what success becomes: DTR_ERR_NAN, or what a last step of a scope's
                               call gave; `error` is its record then */
     size_t nan_index;
@@ -344,6 +346,7 @@ struct dtr_group {
     struct dtr__repeats *repeats;         /* NULL until the first; progress_lock */
     dtr__rec_run run;                     /* of repeats; progress_lock */
     _Atomic uint64_t issued;              /* works of this rank */
+    _Atomic uint64_t paired;              /* of them, messages that have been numbered */
     double next_deadline;                 /* no running work expires before; progress_lock */
     atomic_bool sooner;                   /* a work's limit was shortened since it was found */
     uint32_t passes;                      /* progress_lock */
@@ -357,7 +360,11 @@ struct dtr_group {
             odd_ns;    /* the next comparison; since when ranks disagree, 0: they do not */
         uint64_t last; /* the newest collective when no one was open, since last_ns */
         int64_t last_ns;
-        bool told;     /* that it is broken */
+        bool told; /* that it is broken */
+        /* So many numbered messages are no longer looked at; no record up to `pair` is; next look
+         */
+        uint64_t paired, pair;
+        int64_t pair_ns;
     } watched;         /* watch.c; lock of the world's groups */
     dtr__finish *late; /* last steps of failed works, run by dtr__engine_close; queue_lock */
     struct dtr_group *next, *prev; /* in the world's list, creation order */
@@ -422,7 +429,8 @@ enum {
     DTR__REC_CAPTURED = 4,
     DTR__REC_BLOCKING = 8,
     DTR__REC_FALLBACK = 16,
-    DTR__REC_TOGETHER = 32 /* of a batch's entries: they end when its own record says so */
+    DTR__REC_TOGETHER = 32, /* of a batch's entries: they end when its own record says so */
+    DTR__REC_PAIRED = 64    /* a message with a number: see dtr_work.paired */
 };
 
 /* True on a thread that is inside a completion callback of this world: it must not block. */

@@ -22,6 +22,7 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
                         .op_id = w->issue,
                         .kind = (uint8_t)c->kind,
                         .flags = (uint16_t)(flags | (p2p ? DTR__REC_P2P : 0) |
+                                            (w->paired && c->n_batch == 0 ? DTR__REC_PAIRED : 0) |
                                             (w->inline_call ? DTR__REC_BLOCKING : 0)),
                         .state = DTR__REC_ISSUED,
                         .dtype_op = (uint8_t)((unsigned)c->dtype | (unsigned)c->op << 4),
@@ -46,6 +47,7 @@ void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, 
 void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_p2p *batch,
                               size_t n, uint64_t *numbers) {
     dtr__record one = *r;
+    bool paired = (r->flags & DTR__REC_PAIRED) != 0;
     one.flags |= DTR__REC_MEMBER;
     for (size_t i = 0; i < n; i++) {
         const dtr_p2p *op = &batch[i];
@@ -55,6 +57,7 @@ void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_
         one.tag = op->tag;
         one.count_in = one.count_out = op->buf.count;
         one.nbytes = op->buf.count * dtr_dtype_size(op->buf.dtype);
+        one.fingerprint = paired ? numbers[i] : r->fingerprint;
         numbers[i] = dtr__rec_begin(world, &one);
     }
 }
@@ -65,6 +68,7 @@ void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     w->record = dtr__rec_begin(w->world, &r);
     dtr__rec_stack(w->world, w->record, w->call.return_address);
     if (w->call.kind == DTR__K_BATCH) {
+        r.flags |= w->paired ? DTR__REC_PAIRED : 0;
         dtr__batch_write_records(w->world, &r, w->call.batch, w->call.n_batch,
                                  dtr__batch_records(w));
     }
@@ -241,7 +245,7 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     w->error = NULL;
     w->request = NULL;
     w->callbacks = NULL;
-    w->started = w->linked = false;
+    w->started = w->linked = w->paired = false;
     w->own_status = DTR_OK;
     w->composite = NULL;
     w->part = w->parts = 0;

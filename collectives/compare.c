@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare_pairs.h"
 #include "declare.h"
 #include "rt_peers.h"
 
@@ -66,6 +67,7 @@ bool dtr__recall(dtr_group *g, uint64_t seq, dtr_work *like, char *site) {
 
 dtr_status dtr__find_odd(const dtr_work *w) {
     dtr_group *g = w->group;
+    DTR_TRY(dtr__pairs_find_odd(g));
     dtr__declaration *all = calloc((size_t)g->size, sizeof *all);
     dtr_status s = DTR_OK;
     int missing;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare_pairs.h"
 #include "death.h"
 #include "declare.h"
 #include "engine.h"
@@ -270,6 +271,7 @@ void dtr__watch_round(dtr_world *world) {
             dtr__group_settle(g, &called);
         } else if (g->size > 1 && atomic_load(&g->status) == DTR_OK) {
             look_for_odd(g, now, &called);
+            dtr__pairs_watch(g, now, &called);
             look_for_slow(g, now, &s);
         }
         look_for_broken(g, &s);

@@ -12,7 +12,7 @@ enum { DTR__DIGEST_GROUPS = 12, DTR__DIGEST_TEXT = 720, DTR__DEATH_TEXT = 1100 }
 typedef struct dtr__said {
     uint64_t uid, seq; /* of the group, of the collective; seq 0: nothing */
     uint64_t fingerprint, count_in, count_out;
-    int32_t root;
+    int32_t root;                      /* of a message: the peer */
     uint8_t kind, dtype_op, unused[2]; /* as in a record */
     char site[48];
 } dtr__said;
@@ -27,6 +27,7 @@ typedef struct dtr__digest {
         uint64_t uid, seq; /* newest collective entered */
     } group[DTR__DIGEST_GROUPS];
     dtr__said said;               /* the collective it is inside, else the last one */
+    dtr__said message;            /* one of those that dtr__record_message knows */
     char doing[DTR__DIGEST_TEXT]; /* as dtr__recording_doing says it */
 } dtr__digest;
 _Static_assert(sizeof(dtr__digest) % sizeof(uint64_t) == 0, "kept word by word");

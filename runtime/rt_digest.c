@@ -39,6 +39,7 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
     if (found) {
         d->doing[sizeof d->doing - 1] = '\0';
         d->said.site[sizeof d->said.site - 1] = '\0';
+        d->message.site[sizeof d->message.site - 1] = '\0';
     }
     return found;
 }
@@ -76,6 +77,29 @@ static void add_groups(const dtr__recording *r, dtr__digest *d) {
     }
 }
 
+static bool is_message(const dtr__record *rec, bool open) {
+    return (rec->flags & DTR__RECORDING_PAIRED) != 0 && !(open && dtr__record_over(rec));
+}
+
+/* There is room for one: any of those that have not ended, which their other ends may wait for, or
+ * of the last ones, so that each has its turn in one report or another. */
+static void add_message(const dtr__recording *r, dtr__digest *d) {
+    enum { LAST = 8 };
+    size_t open = 0, all = 0;
+    for (size_t i = 0; i < r->n_records; i++) {
+        open += is_message(&r->records[i], true);
+        all += is_message(&r->records[i], false);
+    }
+    size_t n = open > 0 ? open : all < LAST ? all : LAST;
+    size_t pick = n > 0 ? (size_t)(dtr__now_ns() >> 8) % n + 1 : 0;
+    for (size_t i = r->n_records; i > 0 && pick > 0; i--) {
+        const dtr__record *rec = &r->records[i - 1];
+        if (is_message(rec, open > 0) && --pick == 0) {
+            (void)dtr__record_message(r, rec, &d->message);
+        }
+    }
+}
+
 bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
     dtr__recording *r = dtr__peer_glance(world, world_rank);
     memset(d, 0, sizeof *d);
@@ -94,6 +118,7 @@ bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
         said = &r->records[i - 1];
     }
     (void)dtr__record_said(r, said, &d->said);
+    add_message(r, d);
     add_groups(r, d);
     dtr__recording_doing(r, dtr__now_ns(), d->doing, sizeof d->doing);
     dtr__recording_free(r);

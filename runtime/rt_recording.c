@@ -533,14 +533,14 @@ const char *dtr__recording_title(const dtr__recording *r, const dtr__record *rec
     return text;
 }
 
-bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said *said) {
-    const dtr__rec_group *g = rec != NULL ? dtr__recording_group(r, rec->group) : NULL;
+static bool say(const dtr__recording *r, const dtr__record *rec, bool fits, dtr__said *said) {
+    const dtr__rec_group *g = fits ? dtr__recording_group(r, rec->group) : NULL;
     *said = (dtr__said){ 0 };
-    if (g == NULL || !dtr__record_collective(r, rec)) {
+    if (g == NULL) {
         return false;
     }
     *said = (dtr__said){ .uid = g->uid,
-                         .seq = rec->seq,
+                         .seq = dtr__record_seq(rec),
                          .fingerprint = rec->fingerprint,
                          .count_in = rec->count_in,
                          .count_out = rec->count_out,
@@ -549,6 +549,16 @@ bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said
                          .dtype_op = rec->dtype_op };
     memcpy(said->site, rec->site, sizeof said->site);
     return true;
+}
+
+bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said *said) {
+    bool fits = rec != NULL && dtr__record_collective(r, rec);
+    return say(r, rec, fits, said);
+}
+
+bool dtr__record_message(const dtr__recording *r, const dtr__record *rec, dtr__said *said) {
+    bool fits = rec != NULL && (rec->flags & DTR__RECORDING_PAIRED) != 0;
+    return say(r, rec, fits, said);
 }
 
 /* Of several unfinished operations the oldest is the one that holds up the others. */

@@ -16,6 +16,7 @@ enum {
     DTR__RECORDING_MEMBER = 2,    /* dtr__record.flags: inside the operation recorded before it */
     DTR__RECORDING_CAPTURED = 4,  /* kept in a graph of CUDA: has no end, and its runs no record */
     DTR__RECORDING_TOGETHER = 32, /* with MEMBER: ends with the record that it is inside of */
+    DTR__RECORDING_PAIRED = 64,   /* of a message: `fingerprint` is equal at its other end */
     DTR__RECORDING_OPS = 16,
     DTR__RECORDING_NAME = 24,
     DTR__RECORDING_INSIDE = 4, /* words of text */
@@ -204,6 +205,9 @@ static inline bool dtr__record_captured(const dtr__record *r) {
 }
 /* What others compare of a collective; false, and seq 0: `rec` is NULL or something else. */
 bool dtr__record_said(const dtr__recording *r, const dtr__record *rec, dtr__said *said);
+/* The same of a message whose number its other end has too, which is its fingerprint; root is the
+ * peer. */
+bool dtr__record_message(const dtr__recording *r, const dtr__record *rec, dtr__said *said);
 /* Newest record that has ended / that has not; NULL: none. Captured ones are neither. */
 const dtr__record *dtr__recording_last(const dtr__recording *r, bool over);
 

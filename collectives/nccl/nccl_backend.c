@@ -171,6 +171,9 @@ static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, 
     dtr__nccl_comm *c = op->comm;
     const dtr__device_ops *cuda = c->cuda;
     op->number = op->captured ? 0 : ++c->launched;
+    if (op->paired) { /* the records are there */
+        atomic_fetch_add_explicit(&c->group->paired, 1, memory_order_release);
+    }
     dtr__nccl_blocks_look(c);
     DTR_CUDA_TRY(cuda->event_record(c->device, op->fence->event, w->call.stream), DTR_ERR_CUDA);
     DTR_CUDA_TRY(cuda->stream_wait(c->device, c->stream, op->fence->event), DTR_ERR_CUDA);
@@ -248,6 +251,7 @@ static dtr_status issue(dtr_group *g, const dtr__call *c, const dtr__request *r,
     }
     DTR_TRY(dtr__nccl_capture_over(g, c, comm));
     DTR_TRY(or_break(g, dtr__nccl_make_work(g, comm, c, r, &w)));
+    ((dtr__nccl_op *)w->composite)->paired = dtr__nccl_number(comm, w);
     if (!dtr__work_admit(g, w, site, false)) {
         dtr__work_drop(w);
         return dtr__group_broken(g);
@@ -414,6 +418,9 @@ dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *co
     (*part)->backend_state = NULL;
     (*part)->composite = &op->composite;
     (*part)->seq = (*part)->issue = (*part)->record = 0;
+    for (size_t i = 0; i < n; i++) {
+        op->paired |= dtr__nccl_number(comm, calls[i]);
+    }
     return DTR_OK;
 }
 

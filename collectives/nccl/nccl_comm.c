@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "declare.h"
 #include "groups.h"
 #include "nccl/nccl_internal.h"
 
@@ -36,6 +37,7 @@ static void comm_free(dtr__nccl_comm *c) {
     }
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->pool_lock);
+    free(c->messages);
     free(c);
 }
 
@@ -58,6 +60,9 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     atomic_init(&c->refs, 1);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->pool_lock, NULL);
+    c->messages = calloc(2 * (size_t)c->size, sizeof *c->messages);
+    DTR_REQUIRE(c->messages != NULL, NULL, DTR_ERR_NOMEM,
+                "out of memory for a communicator of group '%s'", g->name);
     bool high = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) == 0;
     DTR_CUDA_TRY(c->cuda->stream_new(c->device, high, &c->stream), DTR_ERR_CUDA);
     return DTR_OK;
@@ -380,6 +385,7 @@ dtr_status dtr__nccl_failed(dtr__nccl_comm *c, const dtr_work *w, const char *fu
     dtr_group *g = c->group;
     dtr__error_context ctx = { .world = g->world, .group = g->name };
     if (w != NULL) {
+        DTR_TRY(dtr__find_odd(w)); /* says more than NCCL can */
         ctx = dtr__work_context(w);
         dtr__work_title(w, title, sizeof title);
     }

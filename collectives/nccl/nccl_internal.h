@@ -46,6 +46,7 @@ typedef struct dtr__nccl_comm {
     int n_rooms;
     _Atomic(const char *) inside; /* the native call that a thread is in; NULL: none */
     _Atomic int64_t inside_ns;    /* since when */
+    uint64_t *messages;           /* from and to each of its ranks; turn */
     uint64_t launched;            /* works; turn */
     uint64_t seen;                /* of them that have ended; progress lock */
     int64_t asked_ns;             /* last look at the communicator's state; progress lock */
@@ -87,6 +88,7 @@ typedef struct dtr__nccl_op {
     _Atomic int launched;   /* `end` has been recorded */
     int *ops;               /* of a scope: its calls' operators on the communicator */
     bool host_only;         /* a last step of the host follows: streams cannot wait for it */
+    bool paired;            /* has messages that have been numbered */
     bool captured;          /* kept in a graph: its events are never looked at, nor used again */
 } dtr__nccl_op;
 
@@ -157,6 +159,10 @@ dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
  * room for `n`. */
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
                              size_t n, int *ops);
+
+/* ---- nccl_pairs.c ---- */
+/* Number the messages of a work that is about to get its record; false: it has none. turn held. */
+bool dtr__nccl_number(const dtr__nccl_comm *comm, dtr_work *w);
 
 /* ---- nccl_register.c ---- */
 /* The communicator is ready: from here on it is told of the world's blocks of its device. turn
