@@ -210,7 +210,7 @@ bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr__terms *t
     return true;
 }
 
-/* Where the receiver can get at it. */
+/* Where the receiver can get at it. What the kernel will not read for it comes by pieces, too. */
 static dtr__shm_where place(const dtr_group *g, const dtr__shm_msg *m, uint64_t *at) {
     int owner = 0;
     uint64_t offset = 0;
@@ -222,8 +222,7 @@ static dtr__shm_where place(const dtr_group *g, const dtr__shm_msg *m, uint64_t 
         *at = dtr__shm_pack(owner, offset);
         return DTR__SHM_IN_ARENA;
     }
-    return dtr__cma_usable(g->world) && m->nbytes >= g->world->tune.value[DTR__TUNE_CMA_P2P] &&
-                   dtr__cma_reaches(m->data, m->nbytes)
+    return dtr__cma_usable(g->world) && m->nbytes >= g->world->tune.value[DTR__TUNE_CMA_P2P]
                ? DTR__SHM_BY_KERNEL
                : DTR__SHM_BY_PIECES;
 }
