@@ -402,21 +402,22 @@ dtr_status dtr__scope_record(dtr_group *g, dtr__scope *scope, const dtr__request
 static void describe_whole(dtr__scope *scope) {
     dtr_work *whole = scope->whole;
     dtr__call *c = &whole->call;
-    bool collective = false;
-    c->fingerprint = dtr__mix(0, scope->n);
+    uint64_t nth = 0; /* of the collectives, in which alone the ranks must agree */
+    c->fingerprint = 0;
     for (size_t i = 0; i < scope->n; i++) {
         dtr_work *w = scope->calls[i];
-        collective = collective || !dtr__kind_is_p2p(w->call.kind);
         c->timeout_s = w->call.timeout_s < c->timeout_s ? w->call.timeout_s : c->timeout_s;
-        w->call.fingerprint = dtr__mix(w->call.fingerprint, i + 1);
-        c->fingerprint = dtr__mix(c->fingerprint, w->call.fingerprint);
+        if (!dtr__kind_is_p2p(w->call.kind)) {
+            w->call.fingerprint = dtr__mix(w->call.fingerprint, ++nth);
+            c->fingerprint = dtr__mix(c->fingerprint, w->call.fingerprint);
+        }
         w->part = (uint32_t)i + 1;
         w->parts = (uint32_t)scope->n;
         if (w->own_status != DTR_OK && whole->own_status == DTR_OK) {
             whole->own_status = w->own_status;
         }
     }
-    c->kind = collective ? DTR__K_COALESCED : DTR__K_COALESCED_P2P;
+    c->kind = nth > 0 ? DTR__K_COALESCED : DTR__K_COALESCED_P2P;
     c->n_batch = scope->n;
     c->issued_ns = dtr__stamp_ns();
     atomic_store_explicit(&whole->limit, c->timeout_s, memory_order_relaxed);

@@ -6,6 +6,7 @@
 
 #include "coll_internal.h"
 #include "harness.h"
+#include "settings.h"
 
 static dtr_buffer i32s(int32_t *x, size_t n) {
     return dtr_cpu(x, n, DTR_I32);
@@ -68,6 +69,38 @@ START_TEST(mixed_kinds) {
     }
     TH_CHECK(got == (float)(me * n), "reduce_scatter gave %g", got);
     free(ag);
+    TH_AGREE();
+}
+END_TEST
+
+/* COA7, DBG7, DBG10: messages are of the ranks they concern: at detail, where all compare first, a
+ * scope in which one rank sends, one receives and others do neither is no mismatch. */
+START_TEST(messages_of_some_ranks) {
+    static const char *const backend[] = { "cpu:auto", "cpu:mpi" };
+    dtr_world *world = TH_WORLD_WITH(NULL, "DTR_DEBUG", "detail");
+    TH_AGREE();
+    for (int i = 0; i < 2; i++) {
+        int32_t sum[2] = { 1, 1 }, from = 7, to = -1;
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_group *g = NULL;
+        o.backend = backend[i];
+        TH_IS(dtr_group_create(world, NULL, th_size(), &o, &g), DTR_OK);
+        TH_IS(dtr_coalesce_begin(g), DTR_OK);
+        if (th_rank() == 0) {
+            TH_IS(dtr_send(g, i32s(&from, 1), 1, 0, NULL, NULL), DTR_OK);
+        }
+        TH_IS(dtr_allreduce(g, i32s(&sum[0], 1), i32s(&sum[0], 1), DTR_SUM, NULL, NULL), DTR_OK);
+        if (th_rank() == 1) {
+            TH_IS(dtr_recv(g, i32s(&to, 1), 0, 0, NULL, NULL), DTR_OK);
+        }
+        TH_IS(dtr_allreduce(g, i32s(&sum[1], 1), i32s(&sum[1], 1), DTR_PROD, NULL, NULL), DTR_OK);
+        TH_IS(dtr_coalesce_end(g, NULL), DTR_OK);
+        TH_CHECK(sum[0] == th_size() && sum[1] == 1 && to == (th_rank() == 1 ? 7 : -1),
+                 "%s: %d %d %d", backend[i], sum[0], sum[1], to);
+        TH_AGREE();
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+    }
+    TH_IS(dtr_world_destroy(world), DTR_OK);
     TH_AGREE();
 }
 END_TEST
@@ -443,6 +476,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "scopes", 60);
     th_add(tc, records_then_runs, 0, 0);
     th_add(tc, mixed_kinds, 0, 0);
+    th_add(tc, messages_of_some_ranks, 2, 0);
     th_add(tc, equal_to_single_calls, 0, 0);
     th_add(tc, broadcasts, 0, 0);
     th_add(tc, states, 0, 0);
