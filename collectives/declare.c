@@ -160,14 +160,38 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all, boo
         dtr__work_title(w, title, sizeof title));
 }
 
-dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
-                                  const dtr__declaration *mine) {
+static dtr_status fail_pair(const dtr_work *w, int giver, const dtr__declaration *gives, int taker,
+                            const dtr__declaration *takes) {
     char title[256];
     dtr__error_context ctx = dtr__work_context(w);
     return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
                     "rank %d gives %llu elements (called at %s) where rank %d takes %llu (called "
                     "at %s) in %s. No data was moved",
-                    peer, (unsigned long long)theirs->gives, theirs->site, w->group->rank,
-                    (unsigned long long)mine->takes, mine->site,
+                    giver, (unsigned long long)gives->gives, gives->site, taker,
+                    (unsigned long long)takes->takes, takes->site,
                     dtr__work_title(w, title, sizeof title));
+}
+
+dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
+                                  const dtr__declaration *mine) {
+    return fail_pair(w, peer, theirs, w->group->rank, mine);
+}
+
+dtr_status dtr__declared_alike(const dtr_work *w, const dtr__declaration *mine,
+                               const dtr__declaration *theirs) {
+    const dtr_group *g = w->group;
+    for (int i = 0; i < g->size; i++) {
+        if (theirs[i].fingerprint != w->call.fingerprint) {
+            return dtr__disagreement(w, theirs, false);
+        }
+    }
+    for (int i = 0; i < g->size; i++) {
+        if (theirs[i].gives != mine[i].takes) {
+            return fail_pair(w, i, &theirs[i], g->rank, &mine[i]);
+        }
+        if (mine[i].gives != theirs[i].takes) {
+            return fail_pair(w, g->rank, &mine[i], i, &theirs[i]);
+        }
+    }
+    return DTR_OK;
 }

@@ -47,4 +47,9 @@ dtr_status dtr__find_odd(const dtr_work *w);
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
                                   const dtr__declaration *mine);
 
+/* What each rank has told this one, against what this one has told each: DTR_OK, or one of the two
+ * errors above. */
+dtr_status dtr__declared_alike(const dtr_work *w, const dtr__declaration *mine,
+                               const dtr__declaration *theirs);
+
 #endif /* DTR_DECLARE_H */

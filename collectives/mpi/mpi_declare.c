@@ -45,15 +45,5 @@ dtr_status dtr__mpi_declared(dtr__mpi_sched *s, const dtr_work *w) {
     const dtr__declaration *mine = s->declared;
     dtr__declaration *theirs = s->declared + g->size;
     theirs[g->rank] = mine[g->rank];
-    for (int i = 0; i < g->size; i++) {
-        if (theirs[i].fingerprint != w->call.fingerprint) {
-            return dtr__disagreement(w, theirs, false);
-        }
-    }
-    for (int i = 0; i < g->size; i++) {
-        if (theirs[i].gives != mine[i].takes) {
-            return dtr__pair_disagreement(w, i, &theirs[i], &mine[i]);
-        }
-    }
-    return DTR_OK;
+    return dtr__declared_alike(w, mine, theirs);
 }

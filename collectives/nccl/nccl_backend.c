@@ -170,6 +170,9 @@ dtr_status dtr__nccl_make_work(dtr_group *g, dtr__nccl_comm *c, const dtr__call 
 static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, size_t n) {
     dtr__nccl_comm *c = op->comm;
     const dtr__device_ops *cuda = c->cuda;
+    if (!op->captured) {
+        DTR_TRY(dtr__nccl_meet(c, w));
+    }
     op->number = op->captured ? 0 : ++c->launched;
     if (op->paired) { /* the records are there */
         atomic_fetch_add_explicit(&c->group->paired, 1, memory_order_release);

@@ -152,6 +152,11 @@ double dtr__nccl_init_limit(const dtr_group *g);
 uint64_t dtr__nccl_record(const dtr_group *g, int device, const char *label);
 void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s, double start_s);
 
+/* ---- nccl_detail.c ---- */
+/* At DTR_DEBUG=detail: wait for the other ranks of a collective that has its number, and compare;
+ * DTR_OK at once otherwise. Fails once the group is broken; turn held. */
+dtr_status dtr__nccl_meet(const dtr__nccl_comm *comm, const dtr_work *w);
+
 /* ---- nccl_move.c ---- */
 /* Everything between the fence and the end event. */
 dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);

@@ -4,6 +4,7 @@ list(APPEND DTR_COLL_SOURCES
   nccl/nccl_choice.c
   nccl/nccl_comm.c
   nccl/nccl_connect.c
+  nccl/nccl_detail.c
   nccl/nccl_kernel.c
   nccl/nccl_move.c
   nccl/nccl_pairs.c

@@ -34,6 +34,10 @@ dtr_add_double_mpi_test(double_nccl_ends NPROCS 2 SOURCES nccl_ends.c LIBS fake_
 dtr_add_double_mpi_test(double_nccl_pairs NPROCS 2 3 SOURCES nccl_pairs.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_pairs_nodes TARGET test_double_nccl_pairs NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20)
+# DTR_DEBUG=detail; on two nodes too, which see each other by reports.
+dtr_add_double_mpi_test(double_nccl_detail NPROCS 2 3 SOURCES nccl_detail.c LIBS fake_cudart)
+dtr_add_mpi_run(double_nccl_detail_nodes TARGET test_double_nccl_detail NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20)
 # How communicators begin, are polled and end, what fails, what is refused; the oldest way of giving up.
 dtr_add_double_mpi_test(double_nccl_life NPROCS 2 3 SOURCES nccl_life.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 dtr_add_mpi_run(double_nccl_life_2_18 TARGET test_double_nccl_life NPROCS 2 LABELS double TIMEOUT 300
