@@ -43,6 +43,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     }
     if (b->sparse != NULL) {
         b->launched_ns = dtr__now_ns();
+        dtr__ddp_timing_ready(ddp, b->index);
         return dtr__ddp_sparse_launch(ddp, b, &b->work);
     }
     dtr_buffer buffer = { b->data, b->count, b->plan->dtype, ddp->device };

@@ -82,7 +82,7 @@ void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream) {
     }
 }
 
-static dtr_status wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
+dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
     const dtr__ddp_gpu *g = &ddp->gpu;
     int code = 0;
     pthread_mutex_lock(&ddp->gpu.lock);
@@ -107,8 +107,8 @@ void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b) {
 static dtr_status pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     size_t n = 0;
     const dtr__ddp_at at = { ddp->gpu.index, ddp->gpu.stream };
-    DTR_TRY(wait_for_feeds(ddp, b, ddp->gpu.stream));
-    for (size_t k = 0; k < b->plan->n_slots; k++) {
+    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, b, ddp->gpu.stream));
+    for (size_t k = 0; k < b->plan->n_slots && b->sparse == NULL; k++) {
         dtr__ddp_param *p = &ddp->params[b->plan->slots[k].param];
         int put = atomic_exchange(&p->put, DTR__PUT_NOTHING);
         const dtr_tensor *grad = atomic_load(&p->grad);
@@ -150,7 +150,7 @@ dtr_status dtr__ddp_device_alone(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets && dtr__ddp_on_device(ddp); b++) {
         bool packs = ddp->copies_out || ddp->gpu.nan_there != NULL;
         DTR_TRY(packs ? pack(ddp, &ddp->buckets[b])
-                      : wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
+                      : dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[b], ddp->gpu.out));
     }
     return dtr__ddp_device_lead(ddp, ddp->gpu.out); /* copies of slots, where any were made */
 }
@@ -336,10 +336,6 @@ static dtr_status refuse_option(const char *what) {
 static dtr_status check_served(const dtr_ddp *ddp) {
     for (size_t i = 0; i < ddp->n; i++) {
         const dtr__ddp_param *p = &ddp->params[i];
-        DTR_REQUIRE(!p->sparse, NULL, DTR_ERR_UNSUPPORTED,
-                    "parameter '%s' (%zu) is sparse and on a CUDA device; sparse gradients are "
-                    "averaged in host memory only",
-                    p->name, i);
         DTR_TRY(check_layout(p, i, "parameter"));
     }
     for (size_t k = 0; k < ddp->n_buffers; k++) {
@@ -371,6 +367,7 @@ dtr_status dtr__ddp_device_open(dtr_ddp *ddp) {
     ddp->mover = &device_mover;
     DTR_CUDA_TRY(g->ops->stream_new(g->index, true, &g->stream), DTR_ERR_CUDA);
     DTR_TRY(event_new(ddp, &g->event));
+    DTR_TRY(dtr__ddp_rows_open(ddp));
     return dtr__ddp_device_nan_open(ddp);
 }
 

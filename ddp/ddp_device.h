@@ -29,6 +29,19 @@ dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n,
 /* The first collective waits for all ranks: have it behind us. */
 dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
 void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
+/* `stream` goes on behind all who contributed to a bucket. */
+dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream);
+/* ---- ddp_device_sparse.c ---- */
+dtr_status dtr__ddp_rows_open(dtr_ddp *ddp);
+void dtr__ddp_rows_close(dtr_ddp *ddp);
+/* Bring rows here, behind all who contributed to p's bucket; the host waits. */
+dtr_status dtr__ddp_rows_fetch(dtr_ddp *ddp, dtr__ddp_param *p, const dtr_tensor *from_rows,
+                               const dtr_tensor *from_values, dtr_tensor **rows,
+                               dtr_tensor **values);
+/* Take a result to the device, behind the stream of backward_end; the host goes on. */
+dtr_status dtr__ddp_rows_store(dtr_ddp *ddp, const dtr__ddp_param *p, const dtr_tensor *from_rows,
+                               const dtr_tensor *from_values, dtr_tensor **rows,
+                               dtr_tensor **values);
 /* ---- ddp_device_cast.c ---- */
 /* Of create: memory for the casts of `count` elements, stream and events. */
 dtr_status dtr__ddp_device_cast_open(dtr_ddp *ddp, int64_t count);

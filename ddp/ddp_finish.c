@@ -38,7 +38,7 @@ void dtr__ddp_put_unused(dtr_ddp *ddp, size_t i) {
     bool defined = atomic_load(&p->defined);
     dtr_status s = DTR_OK;
     if (p->sparse) {
-        dtr__ddp_sparse_put_unused(p);
+        dtr__ddp_sparse_put_unused(ddp, i);
         return;
     }
     if (ddp->set.view) {

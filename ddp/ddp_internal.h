@@ -74,10 +74,10 @@ typedef struct dtr__ddp_param {
     /* Sparse gradient (ddp_sparse.c), in place of all that; ddp->lock. */
     bool sparse;
     bool rows_given;               /* since the last synchronised iteration */
-    bool contributes;              /* of this backward: its rows travel, else none do */
     dtr_tensor *rows, *row_values; /* what this rank gave, afterwards the average */
     int64_t *agreed;               /* rows all ranks have named, NULL: none */
     size_t n_agreed;
+    struct dtr__ddp_room *room; /* on a device; ddp_device_sparse.c */
     /* Slot; changed by the rebuild only. */
     size_t bucket;    /* DTR__NONE: in no bucket */
     dtr_tensor *slot; /* the gradient's shape in the bucket, dense; the same memory as grad in view
@@ -121,6 +121,7 @@ typedef struct dtr__ddp_gpu {
     void *caster, **cast;
     size_t n_cast;
     dtr_tensor *shadows;
+    void *ferry; /* the stream on which sparse gradients come to the host; NULL: there are none */
     /* The first NaN of each parameter (ddp_device_nan.c); NULL: nobody asked. */
     uint64_t *nan_there, *nan_here;
 } dtr__ddp_gpu;
@@ -147,7 +148,8 @@ struct dtr_ddp_bucket {
     dtr__ddp_piece *pieces; /* [2 * n_slots] for copying out; backward_end's */
     dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */
     int64_t launched_ns;
-    /* Of a sparse parameter, which has the bucket for itself; the tensors as `work`. */
+    /* Of a sparse parameter, which has the bucket for itself; the tensors as `work`, but what goes
+     * in is put there before the launch; NULL: nothing. */
     dtr__ddp_param *sparse;
     dtr_tensor *in_rows, *in_values, *out_rows, *out_values;
     _Atomic int64_t finished_ns; /* when the average was there, waited for or not; 0: not yet */
@@ -520,7 +522,7 @@ dtr_status dtr__ddp_issue_on(dtr_ddp *ddp, dtr_group *group, dtr__request *r, co
 /* ---- ddp_sparse.c ---- */
 /* As dtr__ddp_put and dtr__ddp_put_unused. */
 dtr_status dtr__ddp_sparse_put(dtr_ddp *ddp, size_t i);
-void dtr__ddp_sparse_put_unused(dtr__ddp_param *p);
+void dtr__ddp_sparse_put_unused(dtr_ddp *ddp, size_t i);
 /* What this rank contributes to a bucket, for a hook; the reduction itself. */
 dtr_status dtr__ddp_sparse_input(dtr_ddp *ddp, dtr_ddp_bucket *b);
 dtr_status dtr__ddp_sparse_launch(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_work **work);

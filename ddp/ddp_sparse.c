@@ -23,6 +23,10 @@ static dtr_status sparse_param(dtr_ddp *ddp, const char *entry, size_t i, dtr__d
     return DTR_OK;
 }
 
+static bool is_where(const dtr_ddp *ddp, const dtr_tensor *t) {
+    return t->device.type == ddp->device.type && t->device.index == ddp->device.index;
+}
+
 static dtr_status check_kinds(const dtr_ddp *ddp, const dtr__ddp_param *p, const char *entry,
                               const dtr_tensor *rows, const dtr_tensor *values) {
     DTR_TRY(dtr__tensor_check(rows, "indices"));
@@ -34,13 +38,24 @@ static dtr_status check_kinds(const dtr_ddp *ddp, const dtr__ddp_param *p, const
     DTR_REQUIRE(values->dtype == want, NULL, DTR_ERR_DTYPE,
                 "%s: '%s': values is %s, its gradient %s", entry, p->name,
                 dtr_dtype_name(values->dtype), dtr_dtype_name(want));
-    DTR_REQUIRE(rows->device.type == DTR_CPU && values->device.type == DTR_CPU, NULL,
-                DTR_ERR_DEVICE, "%s: '%s': indices and values must be in host memory", entry,
-                p->name);
+    DTR_REQUIRE(is_where(ddp, rows) && is_where(ddp, values), NULL, DTR_ERR_DEVICE,
+                "%s: '%s': %s must be %s, as the parameter is", entry, p->name,
+                is_where(ddp, rows) ? "values" : "indices",
+                dtr__ddp_on_device(ddp) ? "on the module's CUDA device" : "in host memory");
     DTR_REQUIRE(rows->contiguous && values->contiguous, NULL, DTR_ERR_LAYOUT,
                 "%s: '%s': %s is not contiguous; call dtr_tensor_contiguous first", entry, p->name,
                 rows->contiguous ? "values" : "indices");
     return DTR_OK;
+}
+
+/* The first row number that the parameter has not; rows->numel: all are good. */
+static size_t find_bad_row(const dtr__ddp_param *p, const dtr_tensor *rows) {
+    const int64_t *row = (const int64_t *)(const void *)rows->data;
+    size_t k = 0;
+    while (k < rows->numel && row[k] >= 0 && row[k] < p->value->shape[0]) {
+        k++;
+    }
+    return k;
 }
 
 static dtr_status check_rows(const dtr_ddp *ddp, const dtr__ddp_param *p, const char *entry,
@@ -58,12 +73,11 @@ static dtr_status check_rows(const dtr_ddp *ddp, const dtr__ddp_param *p, const 
                 "%s: '%s': values has shape %s; it must be %lld rows of the parameter, which is %s",
                 entry, p->name, dtr__shape_text(values->ndim, values->shape, got),
                 (long long)rows->shape[0], dtr__shape_text(p->value->ndim, p->value->shape, of));
-    const int64_t *row = (const int64_t *)(const void *)rows->data;
-    for (size_t k = 0; k < rows->numel; k++) {
-        DTR_REQUIRE(row[k] >= 0 && row[k] < p->value->shape[0], NULL, DTR_ERR_ARG,
-                    "%s: '%s': indices[%zu] is %lld; its rows are 0..%lld", entry, p->name, k,
-                    (long long)row[k], (long long)p->value->shape[0] - 1);
-    }
+    size_t bad = dtr__ddp_on_device(ddp) ? rows->numel : find_bad_row(p, rows); /* seen later */
+    DTR_REQUIRE(bad == rows->numel, NULL, DTR_ERR_ARG,
+                "%s: '%s': indices[%zu] is %lld; its rows are 0..%lld", entry, p->name, bad,
+                (long long)((const int64_t *)(const void *)rows->data)[bad],
+                (long long)p->value->shape[0] - 1);
     return DTR_OK;
 }
 
@@ -88,10 +102,25 @@ static void hold(dtr_tensor **place, dtr_tensor *t) {
     *place = t;
 }
 
+/* Another gradient; lock held. The old one is released without it: that may wait for a device. */
+static void put_in(dtr__ddp_param *p, dtr_tensor *rows, dtr_tensor *values, dtr_tensor *old[2]) {
+    old[0] = p->rows;
+    old[1] = p->row_values;
+    p->rows = p->row_values = NULL;
+    hold(&p->rows, rows);
+    hold(&p->row_values, values);
+}
+
+static void let_go(dtr_tensor *pair[2]) {
+    hold(&pair[0], NULL);
+    hold(&pair[1], NULL);
+}
+
 dtr_status dtr_ddp_set_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor *indices,
                                    dtr_tensor *values) {
     static const char entry[] = "dtr_ddp_set_sparse_grad";
     dtr__ddp_param *p = NULL;
+    dtr_tensor *old[2] = { NULL, NULL };
     DTR_TRY(sparse_param(ddp, entry, i, &p));
     pthread_mutex_lock(&ddp->lock);
     dtr_status s = check_open(ddp, p, entry);
@@ -99,11 +128,11 @@ dtr_status dtr_ddp_set_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor *indices,
         s = check_rows(ddp, p, entry, indices, values);
     }
     if (s == DTR_OK) {
-        hold(&p->rows, indices);
-        hold(&p->row_values, values);
+        put_in(p, indices, values, old);
         p->rows_given = true;
     }
     pthread_mutex_unlock(&ddp->lock);
+    let_go(old);
     return s < 0 ? dtr__ddp_failed(ddp, s) : s;
 }
 
@@ -188,17 +217,26 @@ static bool is_listed(const dtr__ddp_param *p, int64_t row, size_t *at) {
     return lo < p->n_agreed && p->agreed[lo] == row;
 }
 
-static dtr_status judge(dtr_ddp *ddp, size_t i) {
+/* What the host's rows were asked when they were given. */
+static dtr_status judge_numbers(dtr_ddp *ddp, size_t i, const dtr_tensor *rows) {
+    const dtr__ddp_param *p = &ddp->params[i];
+    size_t bad = find_bad_row(p, rows);
+    return bad == rows->numel
+               ? DTR_OK
+               : dtr__ddp_note(ddp, DTR_ERR_ARG, i,
+                               "parameter '%s' (%zu): indices[%zu] of rank %d is %lld; its rows "
+                               "are 0..%lld",
+                               p->name, i, bad, ddp->rank,
+                               (long long)((const int64_t *)(const void *)rows->data)[bad],
+                               (long long)p->value->shape[0] - 1);
+}
+
+static dtr_status judge(dtr_ddp *ddp, size_t i, const dtr_tensor *rows, const dtr_tensor *values) {
     const dtr__ddp_param *p = &ddp->params[i];
     size_t at;
-    if (!p->rows_given) {
-        return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
-                             "parameter '%s' (%zu) was not ready on rank %d: it became ready "
-                             "without rows; call dtr_ddp_set_sparse_grad before",
-                             p->name, i, ddp->rank);
-    }
-    const int64_t *row = (const int64_t *)(const void *)p->rows->data;
-    for (size_t k = 0; p->agreed != NULL && k < p->rows->numel; k++) {
+    DTR_TRY(judge_numbers(ddp, i, rows));
+    const int64_t *row = (const int64_t *)(const void *)rows->data;
+    for (size_t k = 0; p->agreed != NULL && k < rows->numel; k++) {
         if (!is_listed(p, row[k], &at)) {
             return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
                                  "parameter '%s' (%zu): row %lld of rank %d is not among the %zu "
@@ -206,10 +244,10 @@ static dtr_status judge(dtr_ddp *ddp, size_t i) {
                                  p->name, i, (long long)row[k], ddp->rank, p->n_agreed);
         }
     }
-    const dtr_tensor *v = p->row_values;
+    size_t n = values->numel;
     size_t nan =
-        ddp->set.flags & DTR_DDP_CHECK_NAN ? dtr__find_nan(v->data, v->numel, v->dtype) : v->numel;
-    if (nan < v->numel) {
+        ddp->set.flags & DTR_DDP_CHECK_NAN ? dtr__find_nan(values->data, n, values->dtype) : n;
+    if (nan < n) {
         return dtr__ddp_note(ddp, DTR_ERR_NAN, i,
                              "the gradient of parameter '%s' (%zu) has a NaN on rank %d (value %zu "
                              "of its rows)",
@@ -218,35 +256,81 @@ static dtr_status judge(dtr_ddp *ddp, size_t i) {
     return DTR_OK;
 }
 
-dtr_status dtr__ddp_sparse_put(dtr_ddp *ddp, size_t i) {
-    pthread_mutex_lock(&ddp->lock);
-    dtr_status s = judge(ddp, i);
-    ddp->params[i].contributes = s == DTR_OK;
-    pthread_mutex_unlock(&ddp->lock);
+/* The rows of parameter i as the host can read them: on a device a copy, for which it waits. */
+static dtr_status read_rows(dtr_ddp *ddp, size_t i, dtr_tensor **rows, dtr_tensor **values) {
+    dtr__ddp_param *p = &ddp->params[i];
+    if (!dtr__ddp_on_device(ddp)) {
+        hold(rows, p->rows);
+        hold(values, p->row_values);
+        return DTR_OK;
+    }
+    dtr_status s = dtr__ddp_rows_fetch(ddp, p, p->rows, p->row_values, rows, values);
+    if (s < 0) {
+        dtr__ddp_note_last(ddp, s, i);
+    }
     return s;
 }
 
-void dtr__ddp_sparse_put_unused(dtr__ddp_param *p) {
-    p->contributes = p->rows != NULL && p->agreed == NULL && atomic_load(&p->defined);
+/* A hook sees the rows themselves. */
+static void contribute(dtr_ddp *ddp, const dtr__ddp_param *p, dtr_tensor *rows,
+                       dtr_tensor *values) {
+    dtr_ddp_bucket *b = &ddp->buckets[p->bucket];
+    hold(&b->in_rows, ddp->hook.fn != NULL ? p->rows : rows);
+    hold(&b->in_values, ddp->hook.fn != NULL ? p->row_values : values);
+}
+
+/* From here on nobody may give others: the parameter is marked. */
+dtr_status dtr__ddp_sparse_put(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    dtr_tensor *rows = NULL, *values = NULL;
+    pthread_mutex_lock(&ddp->lock);
+    bool given = p->rows_given;
+    pthread_mutex_unlock(&ddp->lock);
+    if (!given) {
+        return dtr__ddp_note(ddp, DTR_ERR_STATE, i,
+                             "parameter '%s' (%zu) was not ready on rank %d: it became ready "
+                             "without rows; call dtr_ddp_set_sparse_grad before",
+                             p->name, i, ddp->rank);
+    }
+    dtr_status s = read_rows(ddp, i, &rows, &values);
+    s = s == DTR_OK ? judge(ddp, i, rows, values) : s;
+    if (s == DTR_OK) {
+        contribute(ddp, p, rows, values);
+    }
+    hold(&rows, NULL);
+    hold(&values, NULL);
+    return s;
+}
+
+/* Called with and without the lock. What lies on a device is there behind what the module's stream
+ * holds now. */
+void dtr__ddp_sparse_put_unused(dtr_ddp *ddp, size_t i) {
+    dtr__ddp_param *p = &ddp->params[i];
+    dtr_tensor *rows = NULL, *values = NULL;
+    if (p->rows == NULL || p->agreed != NULL || !atomic_load(&p->defined)) {
+        return;
+    }
+    dtr__ddp_device_feed(ddp, i, ddp->gpu.stream);
+    if (read_rows(ddp, i, &rows, &values) == DTR_OK && judge_numbers(ddp, i, rows) == DTR_OK) {
+        contribute(ddp, p, rows, values);
+    }
+    hold(&rows, NULL);
+    hold(&values, NULL);
 }
 
 static dtr_status no_rows(const dtr_ddp *ddp, const dtr__ddp_param *p, dtr_tensor **rows,
                           dtr_tensor **values) {
+    const dtr_device cpu = { DTR_CPU, 0 }, where = ddp->hook.fn != NULL ? ddp->device : cpu;
     int64_t shape[DTR_MAX_NDIM];
     memcpy(shape, p->value->shape, (size_t)p->value->ndim * sizeof shape[0]);
     shape[0] = 0;
-    DTR_TRY(dtr__tensor_new(DTR_I64, 1, shape, rows));
-    return dtr__tensor_new(dtr__ddp_grad_dtype(ddp, p), p->value->ndim, shape, values);
+    DTR_TRY(dtr_tensor_empty(ddp->world, DTR_I64, where, DTR_MEM_DEFAULT, 1, shape, rows));
+    return dtr_tensor_empty(ddp->world, dtr__ddp_grad_dtype(ddp, p), where, DTR_MEM_DEFAULT,
+                            p->value->ndim, shape, values);
 }
 
 dtr_status dtr__ddp_sparse_input(dtr_ddp *ddp, dtr_ddp_bucket *b) {
-    const dtr__ddp_param *p = b->sparse;
-    if (ddp->shadow || !p->contributes) {
-        return no_rows(ddp, p, &b->in_rows, &b->in_values);
-    }
-    hold(&b->in_rows, p->rows);
-    hold(&b->in_values, p->row_values);
-    return DTR_OK;
+    return b->in_rows == NULL ? no_rows(ddp, b->sparse, &b->in_rows, &b->in_values) : DTR_OK;
 }
 
 /* The agreed rows as one block, this rank's rows added up in it. */
@@ -322,10 +406,26 @@ void dtr__ddp_sparse_take(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     if (summed) {
         (void)dtr_tensor_scale(b->out_values, 1.0 / ddp->divisor, NULL);
     }
+    if (!is_where(ddp, b->out_values)) {
+        if (atomic_load(&ddp->bad)) {
+            return; /* its rows may still be on their way into the memory that the result needs */
+        }
+        dtr_tensor *there[2] = { NULL, NULL };
+        dtr_status s =
+            dtr__ddp_rows_store(ddp, p, b->out_rows, b->out_values, &there[0], &there[1]);
+        if (s < 0) {
+            dtr__ddp_note_last(ddp, s, (size_t)(p - ddp->params));
+            return;
+        }
+        hold(&b->out_rows, there[0]);
+        hold(&b->out_values, there[1]);
+        let_go(there);
+    }
+    dtr_tensor *old[2];
     pthread_mutex_lock(&ddp->lock);
-    hold(&p->rows, b->out_rows);
-    hold(&p->row_values, b->out_values);
+    put_in(p, b->out_rows, b->out_values, old);
     pthread_mutex_unlock(&ddp->lock);
+    let_go(old);
 }
 
 size_t dtr__ddp_sparse_bytes(const dtr_ddp_bucket *b) {
@@ -352,7 +452,6 @@ void dtr__ddp_sparse_rearm(dtr_ddp *ddp) {
         free(p->agreed);
         p->agreed = NULL;
         p->n_agreed = 0;
-        p->contributes = false;
         p->rows_given = p->rows_given && !ddp->it_sync; /* without sync the caller adds up */
         pthread_mutex_unlock(&ddp->lock);
     }

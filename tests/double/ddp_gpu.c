@@ -385,11 +385,6 @@ START_TEST(GF0_refused) {
     dtr_optim_options sgd = DTR_OPTIM_OPTIONS_INIT;
     TH_IS(dtr_optim_create(m.ddp, NULL, &sgd, &optim), DTR_ERR_UNSUPPORTED);
     model_close(&m);
-    dtr_param p = { "rows", on_gpu(DTR_F32, 4, 0, NULL), NULL, DTR_PARAM_SPARSE };
-    dtr_ddp *ddp = NULL;
-    TH_IS(dtr_ddp_create(th_group(), &p, 1, NULL, &ddp), DTR_ERR_UNSUPPORTED);
-    TH_MESSAGE("is sparse and on a CUDA device");
-    dtr_tensor_release(p.value);
     TH_AGREE();
 }
 END_TEST

@@ -106,6 +106,13 @@ dtr_add_mpi_run(double_ddp_pairs_stage TARGET test_double_ddp_pairs NPROCS 2 4 L
 dtr_add_double_mpi_test(double_ddp_power NPROCS 2 3 SOURCES ddp_power.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_power_stage TARGET test_double_ddp_power NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1)
+# Row-sparse gradients: H8, H9, T49, T54.
+foreach(part "" _ends)
+  dtr_add_double_mpi_test(double_ddp_rows${part} NPROCS 1 2 3 7 SOURCES ddp_rows${part}.c LIBS fake_cudart
+    ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
+  dtr_add_mpi_run(double_ddp_rows${part}_stage TARGET test_double_ddp_rows${part} NPROCS 2 4 LABELS double TIMEOUT 300
+    ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_FAKE_CUDA_DELAY_US=30 DTR_FAKE_CUDA_SEED=5)
+endforeach()
 # T42, GF6: one rank through NCCL, two that share the GPU through stage.
 dtr_add_double_mpi_test(double_ddp_one_gpu NPROCS 2 SOURCES ddp_one_gpu.c ../mpi/ddp_models.c LIBS fake_cudart
   ENVIRONMENT DTR_FAKE_CUDA_UUID=one)

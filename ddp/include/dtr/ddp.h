@@ -165,7 +165,8 @@ DTR_API dtr_status dtr_ddp_grad_clear(dtr_ddp *ddp, size_t i);
  * to the library until dtr_ddp_backward_end.
  *  @collective no
  *  @blocking   no
- *  @gpu        host memory only
+ *  @gpu        both on the module's device, final behind the stream of dtr_ddp_grad_ready, which
+ * waits for them; a row number is looked at there
  *  @errors     DTR_ERR_ARG (no sparse parameter, NULL, a row number), DTR_ERR_DTYPE, DTR_ERR_SHAPE,
  * DTR_ERR_LAYOUT, DTR_ERR_DEVICE, DTR_ERR_STATE (reported already)
  *  @since 0.1 */
@@ -177,7 +178,9 @@ DTR_API dtr_status dtr_ddp_set_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor *i
  * are the module's and stay until the next gradient takes their place; retain them to keep them.
  *  @collective no
  *  @blocking   no
- *  @gpu        no
+ *  @gpu        the average is there behind the stream of dtr_ddp_backward_end. The next one is
+ * written behind the stream of the next call of it, unless they are retained: what reads them on
+ * other streams must come before
  *  @errors     DTR_ERR_ARG (no sparse parameter, NULL), DTR_ERR_STATE (there is none yet)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_sparse_grad(dtr_ddp *ddp, size_t i, dtr_tensor **indices,
@@ -224,7 +227,8 @@ DTR_API dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_
  * reported several times per iteration, the last one counts.
  *  @collective no; any order, any thread
  *  @blocking   no
- *  @gpu        the gradient is final behind what `stream` holds now; several streams may take part
+ *  @gpu        the gradient is final behind what `stream` holds now; several streams may take part.
+ * A sparse one the host waits for
  *  @errors     local: DTR_ERR_ARG (index, frozen, ignored); DTR_ERR_STATE (twice, listed as unused,
  * evaluating, too late) and DTR_ERR_GRAPH (static_graph: more often than learned), which
  * dtr_ddp_backward_end returns again on every rank
@@ -627,7 +631,7 @@ DTR_API dtr_status dtr_ddp_bucket_set_result(dtr_ddp_bucket *bucket, dtr_buffer 
  * it did not use the parameter. The module's.
  *  @collective no
  *  @blocking   no
- *  @gpu        no
+ *  @gpu        on the module's device, final on the bucket's stream
  *  @errors     DTR_ERR_ARG (NULL, a dense bucket)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_bucket_sparse(const dtr_ddp_bucket *bucket, dtr_tensor **indices,
@@ -637,7 +641,7 @@ DTR_API dtr_status dtr_ddp_bucket_sparse(const dtr_ddp_bucket *bucket, dtr_tenso
  * in its last step. The module keeps references.
  *  @collective no; inside the hook or one of its steps
  *  @blocking   no
- *  @gpu        no
+ *  @gpu        on the module's device, final on the bucket's stream; row numbers are not looked at
  *  @errors     as dtr_ddp_set_sparse_grad; DTR_ERR_STATE (outside, or a dense bucket)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_bucket_set_sparse_result(dtr_ddp_bucket *bucket, dtr_tensor *indices,
