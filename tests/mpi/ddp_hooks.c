@@ -311,7 +311,7 @@ START_TEST(missing_under_hook) {
 }
 END_TEST
 
-/* ---- T67, P3-P5: buffer hooks ---- */
+/* ---- T67, P3, P4, P5: buffer hooks ---- */
 
 typedef struct counter {
     dtr_group *group;
