@@ -74,12 +74,13 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
     c->offer = calloc(n, sizeof *c->offer);
     c->boards = calloc(local, sizeof *c->boards);
     c->read = calloc(local, sizeof *c->read);
+    c->told_ballots = calloc(local * DTR__BALLOTS, sizeof *c->told_ballots);
     c->node = calloc((size_t)world->node_count, sizeof *c->node);
     c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
     c->refused = calloc(2 * n, sizeof *c->refused);
     c->gone = c->refused != NULL ? c->refused + n : NULL;
-    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->node == NULL ||
-        c->suspect_ns == NULL || c->refused == NULL) {
+    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->told_ballots == NULL ||
+        c->node == NULL || c->suspect_ns == NULL || c->refused == NULL) {
         return false;
     }
     for (int r = world->size - 1; r >= 0; r--) {
@@ -187,6 +188,7 @@ void dtr__control_close(dtr_world *world) {
     free(c->offer);
     free((void *)c->boards);
     free(c->read);
+    free(c->told_ballots);
     free(c->node);
     free(c->suspect_ns);
     free(c->refused);

@@ -3,6 +3,7 @@
 #ifndef DTR_RT_CONTROL_PARTS_H
 #define DTR_RT_CONTROL_PARTS_H
 
+#include "rt_ballot.h"
 #include "rt_internal.h"
 #include "rt_link.h"
 #include "rt_peers.h"
@@ -58,6 +59,7 @@ struct dtr__control {
     int wake;            /* eventfd: another thread has something to tell; open to the end */
     _Atomic bool serves; /* rounds are made */
     uint64_t told[DTR__VERDICTS]; /* verdicts, by the number they had */
+    uint64_t *told_ballots;       /* [local size][DTR__BALLOTS] the same of words */
     early_verdict early[DTR__VERDICTS];
     int64_t period_ns, beat_ns; /* beat: the next one */
     double silence_s;
@@ -86,7 +88,20 @@ static inline dtr__control *dtr__control_in_use(const dtr_world *world) {
     return c != NULL && c->epoll >= 0 ? c : NULL;
 }
 
+static inline bool dtr__control_theirs(const dtr_world *world, const dtr__link *l, int32_t rank) {
+    return rank >= 0 && rank < world->size && world->node_of[rank] == world->node_of[l->rank];
+}
+
 void dtr__control_free_links(dtr__control *c);
 void dtr__control_close_sockets(dtr__control *c);
+
+/* ---- rt_control_tell.c ---- */
+void dtr__control_tell_verdicts(dtr_world *world, dtr__control *c);
+void dtr__control_tell_ballots(dtr_world *world, dtr__control *c);
+void dtr__control_take_early(dtr_world *world, dtr__control *c, int64_t now);
+void dtr__control_take_verdict(dtr_world *world, const dtr__link *l, const void *data,
+                               size_t nbytes);
+void dtr__control_take_ballot(dtr_world *world, const dtr__link *l, const void *data,
+                              size_t nbytes);
 
 #endif /* DTR_RT_CONTROL_PARTS_H */

@@ -94,23 +94,6 @@ void dtr__control_tell_dump(dtr_world *world, const char *cause) {
     }
 }
 
-/* All nodes that have members answer with their own; a new connection hears of what there is. */
-static void tell_verdicts(dtr_world *world, dtr__control *c) {
-    for (int k = 0; k < DTR__VERDICTS; k++) {
-        dtr__verdict v;
-        uint64_t number = dtr__verdict_to_tell(world, k, &v);
-        if (number == c->told[k]) {
-            continue;
-        }
-        c->told[k] = number;
-        for (dtr__link *l = number != 0 ? c->links : NULL; l != NULL; l = l->next) {
-            if (l->greeted) {
-                dtr__link_send(l, DTR__WIRE_VERDICT, &v, sizeof v);
-            }
-        }
-    }
-}
-
 /* What other ranks of this node have heard. */
 static void read_boards(dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size; i++) {
@@ -179,6 +162,7 @@ static void take_hello(dtr_world *world, dtr__link *l, const void *data, size_t 
     }
     clear_suspicion(c, h.rank);
     memset(c->told, 0, sizeof c->told);
+    memset(c->told_ballots, 0, (size_t)world->local_size * DTR__BALLOTS * sizeof *c->told_ballots);
     use_link(c, &c->node[world->node_of[h.rank]], l);
     for (int i = 0; i < world->local_size; i++) {
         if (dtr__rank_dead(world, world->local_world[i])) {
@@ -187,17 +171,13 @@ static void take_hello(dtr_world *world, dtr__link *l, const void *data, size_t 
     }
 }
 
-static bool is_theirs(const dtr_world *world, const dtr__link *l, int32_t rank) {
-    return rank >= 0 && rank < world->size && world->node_of[rank] == world->node_of[l->rank];
-}
-
 static void take_digest(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
     dtr__digest d;
     if (nbytes != sizeof d) {
         return;
     }
     memcpy(&d, data, sizeof d);
-    if (is_theirs(world, l, d.rank) && d.n_groups <= DTR__DIGEST_GROUPS) {
+    if (dtr__control_theirs(world, l, d.rank) && d.n_groups <= DTR__DIGEST_GROUPS) {
         d.seen_ns = l->heard_ns;
         d.doing[sizeof d.doing - 1] = '\0';
         dtr__board_put(world->control->board, d.rank, &d);
@@ -210,63 +190,10 @@ static void take_death(dtr_world *world, const dtr__link *l, const void *data, s
         return;
     }
     memcpy(&d, data, sizeof d);
-    if (is_theirs(world, l, d.rank)) {
+    if (dtr__control_theirs(world, l, d.rank)) {
         d.text[DTR__DEATH_TEXT - 1] = '\0';
         clear_suspicion(world->control, d.rank);
         lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text);
-    }
-}
-
-static bool has_members(const dtr_world *world, uint64_t uid) {
-    bool found = false;
-    for (int i = 0; i < world->local_size && !found; i++) {
-        dtr__recording *r = dtr__peer_glance(world, world->local_world[i]);
-        found = r != NULL && dtr__recording_group_uid(r, uid) != NULL;
-        dtr__recording_free(r);
-    }
-    return found;
-}
-
-/* In a free place, else in that of the oldest. */
-static void keep_early(dtr__control *c, const dtr__verdict *v, int from) {
-    early_verdict *at = &c->early[0];
-    for (int i = 0; i < DTR__VERDICTS; i++) {
-        early_verdict *e = &c->early[i];
-        if (e->until_ns != 0 && e->verdict.uid == v->uid && e->node == from) {
-            return;
-        }
-        at = e->until_ns < at->until_ns ? e : at;
-    }
-    *at = (early_verdict){ *v, from, dtr__now_ns() + EARLY_NS };
-}
-
-static void take_early(dtr_world *world, dtr__control *c, int64_t now) {
-    for (int i = 0; i < DTR__VERDICTS; i++) {
-        early_verdict *e = &c->early[i];
-        bool here = e->until_ns != 0 && has_members(world, e->verdict.uid);
-        if (here) {
-            dtr__verdict_heard(world, e->node, &e->verdict);
-        }
-        e->until_ns = here || now >= e->until_ns ? 0 : e->until_ns;
-    }
-}
-
-static void take_verdict(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
-    dtr__verdict v;
-    if (nbytes != sizeof v) {
-        return;
-    }
-    memcpy(&v, data, sizeof v);
-    if (v.uid == 0 || v.status >= 0 || v.origin < 0 || v.origin >= world->size || v.lost < 0 ||
-        v.lost > world->size) {
-        return;
-    }
-    v.operation[sizeof v.operation - 1] = v.text[sizeof v.text - 1] = '\0';
-    v.far = 1;
-    if (has_members(world, v.uid)) {
-        dtr__verdict_heard(world, world->node_of[l->rank], &v);
-    } else {
-        keep_early(world->control, &v, world->node_of[l->rank]);
     }
 }
 
@@ -293,7 +220,9 @@ static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
     } else if (kind == DTR__WIRE_DUMP && nbytes == DTR__WIRE_DUMP_TEXT) {
         dtr__dump_far(world, data);
     } else if (kind == DTR__WIRE_VERDICT) {
-        take_verdict(world, l, data, nbytes);
+        dtr__control_take_verdict(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_BALLOT) {
+        dtr__control_take_ballot(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_LEAVE) {
         take_leave(world->control, l, data, nbytes);
     }
@@ -613,10 +542,11 @@ void dtr__control_round(dtr_world *world, dtr__control_lost lost) {
     read_boards(world, c);
     dial_nodes(world, c, now);
     judge_suspects(world, c, now);
-    tell_verdicts(world, c);
+    dtr__control_tell_verdicts(world, c);
+    dtr__control_tell_ballots(world, c);
     if (now >= c->beat_ns) {
         c->beat_ns = now + c->period_ns;
-        take_early(world, c, now);
+        dtr__control_take_early(world, c, now);
         report(world, c, now);
     }
 }

@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 
+#include "rt_ballot.h"
 #include "rt_control.h"
 #include "rt_verdict.h"
 
@@ -15,6 +16,7 @@ typedef enum dtr__wire_kind {
     DTR__WIRE_DEATH,     /* death: a rank of the sender's node */
     DTR__WIRE_DUMP,      /* text, ends in 0: what broke a group on the sender's node */
     DTR__WIRE_VERDICT,   /* dtr__verdict: the sender's node's of a group */
+    DTR__WIRE_BALLOT,    /* dtr__ballot as far as its text goes: of a rank of the sender's node */
     DTR__WIRE_LEAVE,     /* uint64_t, a dtr__wire_leave: the sender closes the connection */
 } dtr__wire_kind;
 
@@ -45,6 +47,7 @@ typedef struct dtr__wire_death {
 enum { DTR__WIRE_DUMP_TEXT = 256 };
 enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
 _Static_assert(sizeof(dtr__verdict) <= DTR__WIRE_MOST, "it travels whole");
+_Static_assert(sizeof(dtr__ballot) <= DTR__WIRE_MOST, "so does it");
 #define DTR__WIRE_MAGIC UINT64_C(0x3130746e6f436474)
 
 typedef struct dtr__link {

@@ -9,6 +9,7 @@
 
 #include <dtr/version.h>
 
+#include "rt_ballot.h"
 #include "rt_control.h"
 #include "rt_device.h"
 #include "rt_dump.h"
@@ -225,6 +226,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr_status s = DTR_OK;
     dtr__progress_close(w);
     dtr__memory_close(w);
+    dtr__ballots_close(w);
     dtr__control_close(w);
     dtr__verdicts_close(w);
     dtr__cma_close(w);
@@ -278,6 +280,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
         DTR_KEEP_FIRST(s, dtr__cma_open(w));
         DTR_KEEP_FIRST(s, dtr__verdicts_open(w));
         DTR_KEEP_FIRST(s, dtr__control_open(w));
+        DTR_KEEP_FIRST(s, dtr__ballots_open(w));
         s = dtr__agree_status(w, w->comm, s, what);
     }
     return s;

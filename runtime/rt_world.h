@@ -71,6 +71,7 @@ struct dtr_world {
     struct dtr__peers *peers; /* what is known of the other ranks without their help */
     struct dtr__control *control;   /* NULL where there is one node */
     struct dtr__verdicts *verdicts; /* NULL where the node shares no memory */
+    struct dtr__ballots *ballots;   /* of upper layers; NULL: the world does without */
     struct dtr__watchdog *watchdog; /* NULL before the groups are there */
     struct dtr__dump *dump;         /* what asks for dumps */
     dtr__progress *progress;        /* never NULL; without a thread it only keeps the list */

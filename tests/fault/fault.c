@@ -566,6 +566,8 @@ static const struct {
               { "far_absent", far_absent },
               { "far_stopped", far_stopped },
               { "killed_node", killed_node },
+              { "word_killed", word_killed },
+              { "word_stopped", word_stopped },
               { "barrier", barrier },
               { "no_creation", no_creation },
               { "no_world", no_world },

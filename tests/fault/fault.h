@@ -33,6 +33,8 @@ void wake_victim(void);
 void far_absent(void);
 void far_stopped(void);
 void killed_node(void);
+void word_killed(void);
+void word_stopped(void);
 void hung(void);
 void cut(void);
 void far_dump(void);

@@ -10,7 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "coll_internal.h"
 #include "flipping.h"
+#include "rt_ballot.h"
 #include "rt_control.h"
 #include "rt_internal.h"
 #include "rt_peers.h"
@@ -98,6 +100,58 @@ void killed_node(void) {
         raise(SIGKILL);
     }
     note("allreduce", call_asked(0));
+}
+
+/* ---- CP10: words that all agree on ---- */
+
+static dtr_status put_word(uint64_t step, dtr_status s) {
+    dtr__ballot b = { .uid = group->uid, .step = step, .status = s, .order = rank };
+    snprintf(b.text, sizeof b.text, "rank %d in step %d", rank, (int)step);
+    return dtr__ballot_put(world, group->world_ranks, size, &b);
+}
+
+static void get_word(const char *name, uint64_t step) {
+    dtr__ballot all = { .uid = 0 };
+    note(name,
+         dtr__ballot_get(world, group->world_ranks, size, group->uid, step, 60, NULL, NULL, &all));
+    fprintf(out, "%s_said %s %s\n", name, dtr_status_name((dtr_status)all.status), all.text);
+}
+
+/* The victim dies before it puts its second one. */
+void word_killed(void) {
+    (void)put_word(1, rank == size - 1 ? DTR_ERR_STATE : DTR_OK);
+    get_word("first", 1);
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGKILL);
+    }
+    (void)put_word(2, DTR_ERR_STATE);
+    get_word("second", 2);
+}
+
+/* CP3: the leader of a node is stopped, and what the next rank of that node puts then reaches the
+ * other node all the same. */
+void word_stopped(void) {
+    char name[32];
+    while (rank == size - 1 && dtr__peer_runs(world, world->local_rank_of[victim])) {
+        nap(0.02);
+    }
+    (void)put_word(1, rank >= victim ? DTR_ERR_STATE : DTR_OK);
+    if (rank == victim) {
+        raise(SIGSTOP);
+    }
+    get_word("word", 1);
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+    for (int r = 0; r < size && rank == 0; r++) {
+        snprintf(name, sizeof name, "done%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    if (rank == 0) {
+        wake_victim();
+    }
 }
 
 /* FI26, N4, O1, O3, T8: a call of MPI does not return to the victim's progress thread. */

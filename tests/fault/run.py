@@ -120,7 +120,7 @@ def named(some):
 
 
 def survivors():
-    dead = {"killed": [victim], "muted": [victim], "killed_node": victims_node()}.get(case, [])
+    dead = {"killed": [victim], "word_killed": [victim], "muted": [victim], "killed_node": victims_node()}.get(case, [])
     return [r for r in range(ranks) if r not in dead]
 
 
@@ -364,6 +364,25 @@ def killed_node():
     named = "|".join(map(str, victims_node()))
     for r in survivors():
         expect(r, "allreduce", "DTR_ERR_REMOTE", r"rank (%s) \(host \S+, pid \d+\) died" % named)
+        expect(r, "destroy", "DTR_OK")
+
+
+def said(rank, word, status, text):
+    """CP10: what a rank got as the word of all."""
+    expect(rank, word, "DTR_OK")
+    expect(rank, word + "_said", status, "^%s$" % text)
+
+
+def word_killed():
+    for r in others:
+        said(r, "first", "DTR_ERR_STATE", "rank %d in step 1" % (ranks - 1))
+        expect(r, "second", "DTR_ERR_REMOTE", r"rank %d \(host \S+, pid \d+\) died" % victim)
+        expect(r, "destroy", "DTR_OK")
+
+
+def word_stopped():
+    for r in range(ranks):
+        said(r, "word", "DTR_ERR_STATE", "rank %d in step 1" % victim)
         expect(r, "destroy", "DTR_OK")
 
 
