@@ -83,6 +83,7 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
         return;
     }
     size_t stop = all ? ddp->n_buckets : early_buckets(ddp);
+    dtr_status failed = DTR_OK;
     pthread_mutex_lock(&ddp->launch_lock);
     while (ddp->next < stop && ddp->launch_status == DTR_OK &&
            (all || atomic_load(&ddp->buckets[ddp->next].pending) == 0)) {
@@ -92,13 +93,16 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
         dtr_status s = launch_bucket(ddp, b);
         dtr__ddp_span(ddp, "ddp_launch", b->label, begin, b->nbytes);
         if (s < 0) {
-            ddp->launch_status = s;
+            ddp->launch_status = failed = s;
             ddp->launch_error = dtr__error_save();
         } else {
             ddp->next++;
         }
     }
     pthread_mutex_unlock(&ddp->launch_lock);
+    if (failed < 0) { /* the others wait for that bucket, and this rank may come late to the end */
+        dtr__group_break(ddp->group, failed);
+    }
 }
 
 /* ---- one gradient ---- */

@@ -545,8 +545,8 @@ static dtr_status late_failure(dtr_ddp *ddp) {
     if (!atomic_load(&ddp->bad)) {
         return DTR_OK;
     }
-    return dtr__ddp_break(ddp,
-                          DTR_FAIL(NULL, (dtr_status)ddp->verdict.status, "%s", ddp->verdict.text));
+    const dtr__verdict *v = &ddp->verdict;
+    return dtr__ddp_break(ddp, dtr__ddp_verdict_fail(ddp, v, (dtr_status)v->status, ""));
 }
 
 /* Up to here every rank does its part whatever went wrong. *bad: on some rank something did. */

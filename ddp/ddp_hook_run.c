@@ -26,7 +26,7 @@ static void give_up(dtr_ddp *ddp) {
 }
 
 static void hook_error(dtr_ddp *ddp, dtr_ddp_bucket *b, dtr_status s, const char *why) {
-    char cause[256];
+    char cause[1500];
     snprintf(cause, sizeof cause, "%s", why);
     b->failed = true;
     b->done = true;

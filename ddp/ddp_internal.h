@@ -221,7 +221,8 @@ typedef struct dtr__verdict {
     uint64_t bad_ranks;   /* in the agreed one */
     uint64_t hash;        /* rebuild: of the new plan */
     uint64_t hook_broken; /* the hook's groups have to be made anew */
-    char text[480];
+    int32_t native, native_code; /* a dtr_native; of the failing call, where one failed */
+    char native_text[120], text[1800];
 } dtr__verdict;
 
 /* Options after defaults, all checked. */
@@ -284,6 +285,7 @@ struct dtr_ddp {
     pthread_mutex_t verdict_lock;
     dtr__verdict verdict;     /* of the open iteration; verdict_lock */
     _Atomic bool bad;         /* verdict.status != DTR_OK */
+    uint64_t agreements;      /* times the ranks have agreed on verdicts */
     dtr__error_copy *failure; /* what led to FAILED; written before the state */
     _Atomic int failure_status;
 
@@ -569,9 +571,12 @@ dtr_status dtr__ddp_note_caller(dtr_ddp *ddp, dtr_status s, size_t param, const 
 void dtr__ddp_note_last(dtr_ddp *ddp, dtr_status s, size_t param);
 /* Does any rank have an error? One round trip by point to point, no collective. */
 dtr_status dtr__ddp_any_bad(dtr_ddp *ddp, bool mine, bool *any);
-/* Exchange verdicts by point to point; every rank returns the agreed error, and `agreed` is the
- * same on all of them. */
+/* Exchange verdicts; every rank returns the agreed error, and `agreed` is the same on all of them.
+ */
 dtr_status dtr__ddp_agree(dtr_ddp *ddp, const dtr__verdict *mine, dtr__verdict *agreed);
+/* A verdict as this thread's last error. */
+dtr_status dtr__ddp_verdict_fail(const dtr_ddp *ddp, const dtr__verdict *v, dtr_status s,
+                                 const char *more);
 /* Status slot of the carrying bucket. */
 void dtr__ddp_status_write(dtr_ddp *ddp, bool bad);
 bool dtr__ddp_status_bad(const dtr_ddp *ddp);

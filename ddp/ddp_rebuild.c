@@ -121,7 +121,7 @@ dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
     dtr_status s = ddp->rank == 0 ? own_order(ddp) : DTR_OK;
     if (s < 0) {
         mine.status = s;
-        snprintf(mine.text, sizeof mine.text, "rank %d: %.400s", ddp->rank,
+        snprintf(mine.text, sizeof mine.text, "rank %d: %.1600s", ddp->rank,
                  dtr_last_error_message());
     }
     DTR_TRY(share_order(ddp));
@@ -131,8 +131,8 @@ dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
         s = make(ddp, &layout, &changed, &mine.hash);
         if (s < 0) {
             mine.status = s;
-            snprintf(mine.text, sizeof mine.text, "rank %d: buckets not rebuilt: %.400s", ddp->rank,
-                     dtr_last_error_message());
+            snprintf(mine.text, sizeof mine.text, "rank %d: buckets not rebuilt: %.1600s",
+                     ddp->rank, dtr_last_error_message());
         }
     }
     dtr__verdict agreed;

@@ -44,6 +44,11 @@ dtr_status dtr__ddp_failed(dtr_ddp *ddp, dtr_status s) {
 
 dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s) {
     (void)dtr__ddp_failed(ddp, s);
+    /* What this rank could not start or finish others wait for, whatever the reason. */
+    dtr__group_break(ddp->group, s);
+    if (ddp->delayed.group != NULL) {
+        dtr__group_break(ddp->delayed.group, s);
+    }
     pthread_mutex_lock(&ddp->lock);
     if (ddp->failure_status == DTR_OK) {
         ddp->failure = dtr__error_save();

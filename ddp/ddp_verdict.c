@@ -1,36 +1,61 @@
 /* How one rank's error becomes every rank's error. A rank notes what went wrong and carries on with
  * zeros; a flag in the status slot of the last bucket, or where no such bucket travels one round of
- * small messages, tells all ranks that somebody has a verdict; only then are the texts exchanged.
- * All of it is point to point: the number of collectives is the same with and without an error. */
+ * small messages, tells all ranks that somebody has a verdict; only then are the texts exchanged,
+ * as words of the control plane (rt_ballot.h) or, where the world does without, by messages. The
+ * number of collectives is the same with and without an error. */
 #include "ddp_internal.h"
 #include "kernels/kernels.h"
+#include "rt_ballot.h"
 
 enum { TAG_FLAG = 1, TAG_VERDICT = 2, TAG_DECISION = 3 };
 
 /* ---- noting ---- */
 
 /* The lowest parameter is named, the others are counted. */
-static void keep(dtr_ddp *ddp, dtr_status s, size_t param, bool callers, const char *text) {
+static void keep(dtr_ddp *ddp, dtr_status s, size_t param, bool callers, const dtr_error *native,
+                 const char *text) {
     pthread_mutex_lock(&ddp->verdict_lock);
     dtr__verdict *v = &ddp->verdict;
     uint64_t at = param == DTR__NONE ? UINT64_MAX : param;
     uint64_t others = v->status != DTR_OK ? v->others + 1 : 0;
     if (v->status == DTR_OK || at < v->param) {
-        *v = (dtr__verdict){ .status = s, .rank = ddp->rank, .param = at, .callers = callers };
-        snprintf(v->text, sizeof v->text, "%s", text);
+        *v = (dtr__verdict){ .status = s,
+                             .rank = ddp->rank,
+                             .param = at,
+                             .callers = callers,
+                             .native = (int32_t)native->native,
+                             .native_code = native->native_code };
+        snprintf(v->native_text, sizeof v->native_text, "%s", native->native_text);
+        if ((size_t)snprintf(v->text, sizeof v->text, "%s", text) >= sizeof v->text - 1) {
+            memcpy(v->text + sizeof v->text - 5, " ...", 5);
+        }
     }
     v->others = others;
     atomic_store(&ddp->bad, true);
     pthread_mutex_unlock(&ddp->verdict_lock);
 }
 
+/* The native call that led to `s`, if this thread's last error knows one. */
+static dtr_error native_of(dtr_status s) {
+    dtr_error e = DTR_ERROR_INIT;
+    (void)dtr_last_error(&e);
+    return e.status == s ? e : (dtr_error){ .native_text = "" };
+}
+
 static dtr_status note(dtr_ddp *ddp, dtr_status s, size_t param, bool callers, const char *fmt,
                        va_list ap) {
     char text[sizeof ddp->verdict.text];
     vsnprintf(text, sizeof text, fmt, ap);
-    dtr__error_context ctx = { .world = ddp->world, .operation = "ddp", .group = ddp->group->name };
+    dtr_error native = native_of(s);
+    dtr__error_context ctx = { .world = ddp->world,
+                               .operation = "ddp",
+                               .group = ddp->group->name,
+                               .native = native.native,
+                               .native_code = native.native_code,
+                               .native_text = native.native_text };
     DTR_FAIL(&ctx, s, "%s", text);
-    keep(ddp, s, param, callers, text);
+    native = native_of(s); /* the text has moved */
+    keep(ddp, s, param, callers, &native, text);
     return dtr__ddp_failed(ddp, s);
 }
 
@@ -52,8 +77,9 @@ dtr_status dtr__ddp_note_caller(dtr_ddp *ddp, dtr_status s, size_t param, const 
 
 void dtr__ddp_note_last(dtr_ddp *ddp, dtr_status s, size_t param) {
     char text[sizeof ddp->verdict.text];
-    snprintf(text, sizeof text, "rank %d: %.460s", ddp->rank, dtr_last_error_message());
-    keep(ddp, s, param, false, text);
+    const dtr_error native = native_of(s);
+    snprintf(text, sizeof text, "rank %d: %s", ddp->rank, dtr_last_error_message());
+    keep(ddp, s, param, false, &native, text);
     (void)dtr__ddp_failed(ddp, s);
 }
 
@@ -101,7 +127,19 @@ dtr_status dtr__ddp_any_bad(dtr_ddp *ddp, bool mine, bool *any) {
     return DTR_OK;
 }
 
-/* ---- the exchange ---- */
+dtr_status dtr__ddp_verdict_fail(const dtr_ddp *ddp, const dtr__verdict *v, dtr_status s,
+                                 const char *more) {
+    dtr__error_context ctx = { .world = ddp->world,
+                               .operation = "ddp",
+                               .group = ddp->group->name,
+                               .native = (dtr_native)v->native,
+                               .native_code = v->native_code,
+                               .native_text =
+                                   v->native != DTR_NATIVE_NONE ? v->native_text : NULL };
+    return DTR_FAIL(&ctx, s, "%s%s", v->text, more);
+}
+
+/* ---- the exchange by messages ---- */
 
 bool dtr__ddp_own_failure(dtr_status s) {
     return s == DTR_ERR_NOMEM || s == DTR_ERR_SYSTEM || s == DTR_ERR_MPI || s == DTR_ERR_CUDA ||
@@ -158,16 +196,86 @@ static dtr_status ask(dtr_ddp *ddp, dtr__verdict *all) {
     return dtr_recv(ddp->group, verdict_buffer(all), 0, TAG_DECISION, &o, NULL);
 }
 
+/* ---- the exchange by words of the control plane ---- */
+
+/* The lowest rank counts, but one that only heard of a failure after all others. */
+static dtr__ballot ballot_of(const dtr_ddp *ddp, const dtr__verdict *mine) {
+    dtr__ballot b = { .uid = ddp->group->uid,
+                      .step = ddp->agreements,
+                      .low = mine->hash,
+                      .high = mine->hash,
+                      .bits = mine->hook_broken,
+                      .value = mine->others << 1 | (mine->callers != 0),
+                      .status = mine->status,
+                      .order = ddp->rank + (mine->status == DTR_ERR_REMOTE ? ddp->size : 0),
+                      .native = mine->native,
+                      .native_code = mine->native_code };
+    _Static_assert(sizeof b.text == sizeof mine->text, "whole");
+    _Static_assert(sizeof b.native_text == sizeof mine->native_text, "whole");
+    memcpy(b.text, mine->text, sizeof b.text);
+    memcpy(b.native_text, mine->native_text, sizeof b.native_text);
+    return b;
+}
+
+static void verdict_of(const dtr_ddp *ddp, const dtr__ballot *b, dtr__verdict *all) {
+    *all = (dtr__verdict){ .status = b->status,
+                           .rank = dtr_group_rank_of(ddp->group, b->origin),
+                           .others = b->value >> 1,
+                           .callers = b->value & 1,
+                           .bad_ranks = b->n_bad,
+                           .hash = b->low,
+                           .hook_broken = b->bits,
+                           .native = b->native,
+                           .native_code = b->native_code };
+    memcpy(all->text, b->text, sizeof all->text);
+    memcpy(all->native_text, b->native_text, sizeof all->native_text);
+    if (b->status == DTR_OK && b->low != b->high) {
+        all->status = DTR_ERR_INTERNAL;
+        snprintf(all->text, sizeof all->text,
+                 "the ranks have rebuilt their buckets to different plans (hashes %016llx to "
+                 "%016llx)",
+                 (unsigned long long)b->low, (unsigned long long)b->high);
+    }
+}
+
+static dtr_status is_broken(void *arg) {
+    const dtr_group *g = arg;
+    const dtr_status s = dtr_group_status(g);
+    return s < 0 ? dtr__error_restore(g->error, s) : DTR_OK;
+}
+
+static dtr_status by_ballot(dtr_ddp *ddp, dtr__verdict *all) {
+    dtr_group *g = ddp->group;
+    const double limit_s = ddp->set.timeout_s > 0 ? ddp->set.timeout_s : g->timeout_s;
+    const dtr__ballot mine = ballot_of(ddp, all);
+    dtr__ballot agreed;
+    dtr_status s = dtr__ballot_put(ddp->world, g->world_ranks, g->size, &mine);
+    if (s == DTR_OK) {
+        s = dtr__ballot_get(ddp->world, g->world_ranks, g->size, mine.uid, mine.step, limit_s,
+                            is_broken, g, &agreed);
+    }
+    if (s < 0) {
+        dtr__group_break(g, s); /* whoever waits for this rank's word */
+        return s;
+    }
+    verdict_of(ddp, &agreed, all);
+    return DTR_OK;
+}
+
 dtr_status dtr__ddp_agree(dtr_ddp *ddp, const dtr__verdict *mine, dtr__verdict *agreed) {
     dtr__verdict all = *mine;
     all.rank = ddp->rank;
     all.bad_ranks = mine->status != DTR_OK ? 1 : 0;
-    DTR_TRY(ddp->rank == 0 ? collect(ddp, &all) : ask(ddp, &all));
+    ddp->agreements++;
+    if (dtr__ballots_serve(ddp->world)) {
+        DTR_TRY(by_ballot(ddp, &all));
+    } else {
+        DTR_TRY(ddp->rank == 0 ? collect(ddp, &all) : ask(ddp, &all));
+    }
     *agreed = all;
     if (all.status == DTR_OK) {
         return DTR_OK;
     }
-    dtr__error_context ctx = { .world = ddp->world, .operation = "ddp", .group = ddp->group->name };
     dtr_status s = (dtr_status)all.status;
     if (dtr__ddp_own_failure(s) && all.rank != ddp->rank) {
         s = dtr__ddp_own_failure((dtr_status)mine->status) ? (dtr_status)mine->status
@@ -182,5 +290,5 @@ dtr_status dtr__ddp_agree(dtr_ddp *ddp, const dtr__verdict *mine, dtr__verdict *
         dtr__text_add(&t, " (and on %llu more of %d ranks)", (unsigned long long)all.bad_ranks - 1,
                       ddp->size);
     }
-    return DTR_FAIL(&ctx, s, "%s%s", all.text, more);
+    return dtr__ddp_verdict_fail(ddp, &all, s, more);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ddp_internal.h"
 #include "table.h"
 
 /* ---- what fails: linked with --wrap, and MPI_Isend in front of MPI's own ---- */
@@ -118,6 +119,80 @@ START_TEST(FI18_FI29_no_memory) {
 }
 END_TEST
 
+/* ---- FI29 in a backward pass, where a bucket cannot be launched ---- */
+
+enum { PARAMS = 3 };
+
+static dtr_ddp *new_module(dtr_group *g, dtr_tensor **value) {
+    dtr_param p[PARAMS] = { { .name = "a" }, { .name = "b" }, { .name = "c" } };
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr_ddp *ddp = NULL;
+    o.bucket_cap_bytes = 1; /* a bucket for each */
+    for (int i = 0; i < PARAMS; i++) {
+        TH_IS(dtr_tensor_empty(g->world, DTR_F32, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 1,
+                               (const int64_t[]){ 1000 }, &value[i]),
+              DTR_OK);
+        TH_IS(dtr_tensor_fill(value[i], 0, NULL), DTR_OK);
+        p[i].value = value[i];
+    }
+    TH_IS(dtr_ddp_create(g, p, PARAMS, &o, &ddp), DTR_OK);
+    TH_AGREE();
+    return ddp;
+}
+
+/* A backward pass in which the victim's n-th allocation before its end fails. Where that breaks the
+ * group the victim comes to the end after all others have come out of it. */
+static dtr_status backward_without_memory(dtr_ddp *ddp, int n, bool *broken) {
+    allocations_left = is_victim() ? n : 0;
+    fired = false;
+    for (size_t i = PARAMS; i-- > 0;) {
+        (void)dtr_ddp_grad_ready(ddp, i, NULL); /* its error is agreed on at the end */
+    }
+    allocations_left = 0;
+    *broken = is_victim() && dtr_group_status(ddp->group) < 0;
+    if (*broken) {
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    dtr_status s = dtr_ddp_backward_end(ddp, NULL);
+    if (!*broken) {
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    *broken = on_any(*broken);
+    return s;
+}
+
+START_TEST(FI29_no_memory_to_launch) {
+    dtr_world *w = table_world("off");
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    bool more = true, broken = false;
+    o.timeout_s = 600;
+    n_broken = 0;
+    for (int n = 0; more; n++) {
+        dtr_group *g = NULL;
+        dtr_tensor *value[PARAMS] = { NULL };
+        TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, &o, &g));
+        dtr_ddp *ddp = new_module(g, value);
+        dtr_status s = backward_without_memory(ddp, n, &broken);
+        if (broken) {
+            n_broken++;
+            TH_IS(s, is_victim() ? DTR_ERR_NOMEM : DTR_ERR_REMOTE);
+            TH_MESSAGE("memory");
+            TH_MESSAGE(is_victim() ? "" : "rank 1");
+        }
+        more = on_any(fired) || n == 0;
+        TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+        for (int i = 0; i < PARAMS; i++) {
+            dtr_tensor_release(value[i]);
+        }
+        th_good_allreduce(g); /* the module has a group of its own */
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+        TH_AGREE();
+    }
+    TH_ALL(n_broken > 0, "every bucket could be launched");
+    table_end(w);
+}
+END_TEST
+
 /* ---- FI19 ---- */
 
 static void send_that_fails(spot *s) {
@@ -131,13 +206,16 @@ static void send_that_fails(spot *s) {
     TABLE_WORDS(s, "MPI_Isend");
     dtr_error why = DTR_ERROR_INIT;
     dtr_last_error(&why);
-    if (s->way == BACKWARD) { /* the module tells its ranks in words */
+    if (s->way == BACKWARD) { /* the module tells its ranks in words, and the code (EA7) */
         TABLE_WORDS(s, "rank 1: MPI_Isend failed: ");
     } else if (!is_victim()) {
         TABLE_WORDS(s, "rank 1", "DTR_ERR_MPI");
-    } else {
-        TH_CHECK(why.native == DTR_NATIVE_MPI && why.native_text[0] != '\0', "%s: native %d, '%s'",
-                 s->what, (int)why.native, why.native_text);
+    }
+    if (s->way == BACKWARD || is_victim()) {
+        TH_CHECK(why.native == DTR_NATIVE_MPI && why.native_code == MPI_ERR_OTHER &&
+                     why.native_text[0] != '\0',
+                 "%s: native %d, code %d, '%s'", s->what, (int)why.native, why.native_code,
+                 why.native_text);
     }
     atomic_store(&send_fails, false);
 }
@@ -152,6 +230,7 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = th_case(s, "failing", 110);
     th_add(tc, FI18_FI29_no_memory, 2, 0);
+    th_add(tc, FI29_no_memory_to_launch, 2, 0);
     th_add(tc, FI19_an_MPI_call_fails, 2, 0);
 }
 
