@@ -83,14 +83,7 @@ static inline void pair_open(pair *m, const dtr_ddp_options *o, dtr_dtype type) 
 }
 
 static inline void pair_close(pair *m) {
-    for (int side = 0; side < 2; side++) {
-        TH_IS(dtr_ddp_destroy(m->ddp[side]), DTR_OK);
-        for (int i = 0; i < PARAMS; i++) {
-            dtr_tensor_release(m->value[side][i]);
-        }
-    }
-    cudaStreamDestroy(m->stream);
-    TH_AGREE();
+    close_both_sides(m->ddp, &m->value[0][0], PARAMS, m->stream);
 }
 
 static inline void *stream_of(const pair *m, int side) {

@@ -62,14 +62,7 @@ static void power_open(power *m, dtr_dtype type, bool view, const dtr_hook_optio
 }
 
 static void power_close(power *m) {
-    for (int side = 0; side < 2; side++) {
-        TH_IS(dtr_ddp_destroy(m->ddp[side]), DTR_OK);
-        for (int i = 0; i < PARAMS; i++) {
-            dtr_tensor_release(m->value[side][i]);
-        }
-    }
-    cudaStreamDestroy(m->stream);
-    TH_AGREE();
+    close_both_sides(m->ddp, &m->value[0][0], PARAMS, m->stream);
 }
 
 /* Element k of parameter i: two large directions, smaller ones, and noise; `zero`: nothing. */

@@ -51,4 +51,17 @@ static inline void check_each(const dtr_tensor *t, float want, const char *what,
     dtr_tensor_release(wide);
 }
 
+/* A module on the host and one on the device with `n` parameters each, and the stream, end. */
+static inline void close_both_sides(dtr_ddp *const ddp[2], dtr_tensor *const *values, int n,
+                                    cudaStream_t stream) {
+    for (int side = 0; side < 2; side++) {
+        TH_IS(dtr_ddp_destroy(ddp[side]), DTR_OK);
+    }
+    for (int i = 0; i < 2 * n; i++) {
+        dtr_tensor_release(values[i]);
+    }
+    cudaStreamDestroy(stream);
+    TH_AGREE();
+}
+
 #endif /* DTR_DEVICE_TENSORS_H */
