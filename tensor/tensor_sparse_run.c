@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rt_device.h"
 #include "tensor_sparse.h"
 
 enum { HEAD_WORDS = sizeof(dtr__sparse_head) / sizeof(int64_t), N_FIELDS = 5 };
@@ -246,14 +247,29 @@ static dtr_status gather_rows(const dtr_work *whole, dtr__sparse_op *op) {
     return add_part(whole, op, &c);
 }
 
-/* A result of host memory is replaced by one on the inputs' device, which is complete on return. */
-static dtr_status to_device(const dtr__sparse_op *op, dtr_tensor **t) {
+static dtr_status to_device(const dtr__sparse_op *op, dtr_tensor **t, void *stream) {
     dtr_tensor *there = NULL;
     DTR_TRY(dtr_tensor_empty(op->group->world, (*t)->dtype, op->device, DTR_MEM_DEFAULT, (*t)->ndim,
                              (*t)->shape, &there));
-    dtr_status s = dtr_tensor_copy(there, *t, NULL);
+    dtr_status s = dtr_tensor_copy(there, *t, stream);
     dtr_tensor_release(s < 0 ? there : *t);
     *t = s < 0 ? *t : there;
+    return s;
+}
+
+/* Results of host memory are replaced by some on the inputs' device, which are complete on return.
+ * On a stream of their own: the default one would wait for the program's streams, and what they
+ * hold may wait for this thread. */
+static dtr_status place_results(dtr__sparse_op *op) {
+    void *stream = NULL;
+    if (op->device.type == DTR_CPU) {
+        return DTR_OK;
+    }
+    const dtr__device_ops *ops = dtr__cuda_get()->ops;
+    DTR_CUDA_TRY(ops->stream_new(op->device.index, false, &stream), DTR_ERR_CUDA);
+    dtr_status s = to_device(op, &op->result_indices, stream);
+    s = s == DTR_OK ? to_device(op, &op->result_values, stream) : s;
+    (void)ops->stream_free(op->device.index, stream);
     return s;
 }
 
@@ -280,8 +296,7 @@ static dtr_status next_stage(dtr_work *whole, dtr__sparse_op *op, bool *done) {
         DTR_TRY(dtr__sparse_merge(op->all_indices, op->all_values, op->total, op->row, op->dtype,
                                   op->op, op->group->size, (int)op->own.row_ndim, op->own.row_shape,
                                   &op->result_indices, &op->result_values));
-        s = op->device.type != DTR_CPU ? to_device(op, &op->result_indices) : DTR_OK;
-        s = s == DTR_OK && op->device.type != DTR_CPU ? to_device(op, &op->result_values) : s;
+        s = place_results(op);
         if (s == DTR_OK) {
             deliver(whole, op);
         }

@@ -522,7 +522,10 @@ START_TEST(SPA7_sparse_rows) {
     for (int k = 0; k < 4; k++) {
         dtr_tensor *i = NULL, *v = NULL, *hi = NULL, *hv = NULL;
         const dtr_op op = k / 2 == 0 ? DTR_SUM : DTR_AVG;
+        dtr_fake_cuda_log_start();
         sparse_rows(gpu, op, k % 2, &i, &v, stream);
+        TH_CHECK(dtr_fake_cuda_log_count("stream=(nil)") == 0, "DB3, the default stream: %s",
+                 dtr_fake_cuda_log_text());
         sparse_rows((dtr_device){ DTR_CPU, 0 }, op, k % 2, &hi, &hv, NULL);
         TH_AGREE();
         TH_CHECK(dtr_tensor_device(i).type == DTR_CUDA && dtr_tensor_device(v).type == DTR_CUDA &&
