@@ -276,12 +276,10 @@ static dtr_status look(dtr_world *world, const int *world_ranks, int n, uint64_t
 dtr_status dtr__ballot_get(dtr_world *world, const int *world_ranks, int n, uint64_t uid,
                            uint64_t step, double limit_s, dtr__ballot_stop stop, void *arg,
                            dtr__ballot *agreed) {
-    dtr__error_context ctx = { .world = world };
     dtr__ballots *ws = world->ballots;
     const entry *own = own_of(ws, world->local_rank);
-    wait w = { .all = calloc(2 * ws->sum_words, sizeof(uint64_t)) };
-    DTR_REQUIRE(w.all != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the words of %d ranks", n);
-    w.one = (sum *)((uint64_t *)w.all + ws->sum_words);
+    uint64_t memory[2 * ws->sum_words]; /* what has been put must be got: nothing may fail here */
+    wait w = { .all = (sum *)memory, .one = (sum *)(memory + ws->sum_words) };
     set_busy(ws, own, uid, step, true);
     const double start = dtr__now();
     dtr__backoff pause = { 0 };
@@ -309,7 +307,6 @@ dtr_status dtr__ballot_get(dtr_world *world, const int *world_ranks, int n, uint
         *agreed = w.all->word;
         agreed->n_bad = (uint32_t)n_ones(w.all->rank + ws->rank_words, ws->rank_words);
     }
-    free(w.all);
     return s;
 }
 
