@@ -82,7 +82,7 @@ static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t
 bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
                           uint64_t *out_at) {
     const bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
-    return nbytes > DTR__SHM_INLINE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
+    return nbytes > DTR__SHM_BESIDE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
            dtr__shm_zero_fits(g, c) && shared_at(g, c->in, nbytes, in_at) &&
            (!takes_out || shared_at(g, c->out, nbytes, out_at));
 }

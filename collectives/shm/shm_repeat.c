@@ -73,6 +73,9 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
     if (c->op == DTR_PREMUL_SUM || (!zero && !is_small(g, s, c, give))) {
         return false;
     }
+    if (zero && c->in == c->out && dtr__shm_stage_need(g, state) != DTR_OK) {
+        return false; /* such a call had no use for it if its data fits into a post */
+    }
     *m = (dtr__moves){ .gives = !zero && give > 0 && dtr__shm_gives(g, c, g->rank),
                        .give = give,
                        .zero = zero,

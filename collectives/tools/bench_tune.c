@@ -10,7 +10,7 @@
 
 enum {
     LEAST = 64 << 10,
-    LEAST_SHARED = 12 << 10, /* up to 8 KiB the data travels in the posts */
+    LEAST_SHARED = 12 << 10, /* below, results of the posts' way are read back faster */
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */

@@ -27,6 +27,9 @@ dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_NODE_RAN
 # control blocks lie at every second rank.
 dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7
   ENVIRONMENT DTR_TUNE=cma_reduce=1,cma_copy=1,zero_copy=never,stream=1 DTR_SHM_CONTROL=36KiB)
+# What else travels in the posts is reduced where it lies.
+dtr_add_mpi_run(matrix_zero TARGET test_matrix NPROCS 2 3 7 ENVIRONMENT DTR_TUNE=zero_copy=1)
+dtr_add_mpi_run(engine_repeat_zero TARGET test_engine_repeat NPROCS 2 3 ENVIRONMENT DTR_TUNE=zero_copy=1)
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c NPROCS 1 2 3 7)
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(watchdog SOURCES mpi/watchdog.c NPROCS 1 2 3 7)
