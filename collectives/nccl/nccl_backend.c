@@ -107,7 +107,7 @@ static void op_free(dtr__composite *self) {
         dtr__nccl_looks_give(op->comm, op->looks);
     }
     dtr__nccl_comm_unref(op->comm);
-    free(op->ops);
+    free(op->ready);
     free(op);
 }
 
@@ -187,7 +187,7 @@ static dtr_status launch(dtr__nccl_op *op, dtr_work *w, dtr_work *const *calls, 
     if (op->start != NULL) {
         DTR_CUDA_TRY(cuda->event_record(c->device, op->start->event, c->stream), DTR_ERR_CUDA);
     }
-    DTR_TRY(calls != NULL ? dtr__nccl_run_all(c, w, calls, n, op->ops) : dtr__nccl_run(c, w));
+    DTR_TRY(calls != NULL ? dtr__nccl_run_all(c, w, calls, n, op->ready) : dtr__nccl_run(c, w));
     DTR_CUDA_TRY(cuda->event_record(c->device, op->end->event, c->stream), DTR_ERR_CUDA);
     atomic_store_explicit(&op->launched, 1, memory_order_release);
     return DTR_OK;
@@ -401,8 +401,8 @@ dtr_status dtr__native_open(dtr_group *g, int device, void *stream, dtr_work *co
     DTR_TRY(dtr__nccl_capture_over(g, &whole, comm));
     DTR_TRY(or_break(g, make_op(comm, false, &op)));
     dtr_status s = dtr__work_make(g, 1, part);
-    op->ops = calloc(n, sizeof *op->ops);
-    if (s == DTR_OK && op->ops == NULL) {
+    op->ready = calloc(n, sizeof *op->ready);
+    if (s == DTR_OK && op->ready == NULL) {
         s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for a scope of %zu calls", n);
         dtr__work_unref(*part);
     } else if (s == DTR_OK) {

@@ -76,20 +76,26 @@ struct dtr__nccl {
     _Atomic int refused;   /* NCCL does not take these devices: agreed */
 };
 
+/* What a call has before NCCL is asked for it. */
+typedef struct dtr__nccl_ready_call {
+    int op;         /* the communicator's, -1: none */
+    const void *in; /* its input, or a copy of that */
+} dtr__nccl_ready_call;
+
 /* A work: kept in its `composite`. */
 typedef struct dtr__nccl_op {
     dtr__composite composite;
     dtr__nccl_comm *comm; /* a reference */
     dtr__nccl_event *fence, *end;
-    dtr__nccl_event *start; /* with DTR_TIMING=1 */
-    uint64_t record;        /* of the work or the scope */
-    dtr__nccl_looks *looks; /* NULL: its inputs are not looked at */
-    uint64_t number;        /* among the works of the communicator */
-    _Atomic int launched;   /* `end` has been recorded */
-    int *ops;               /* of a scope: its calls' operators on the communicator */
-    bool host_only;         /* a last step of the host follows: streams cannot wait for it */
-    bool paired;            /* has messages that have been numbered */
-    bool captured;          /* kept in a graph: its events are never looked at, nor used again */
+    dtr__nccl_event *start;      /* with DTR_TIMING=1 */
+    uint64_t record;             /* of the work or the scope */
+    dtr__nccl_looks *looks;      /* NULL: its inputs are not looked at */
+    uint64_t number;             /* among the works of the communicator */
+    _Atomic int launched;        /* `end` has been recorded */
+    dtr__nccl_ready_call *ready; /* of a scope: room for its calls */
+    bool host_only;              /* a last step of the host follows: streams cannot wait for it */
+    bool paired;                 /* has messages that have been numbered */
+    bool captured; /* kept in a graph: its events are never looked at, nor used again */
 } dtr__nccl_op;
 
 /* ---- nccl_backend.c ---- */
@@ -160,10 +166,10 @@ dtr_status dtr__nccl_meet(const dtr__nccl_comm *comm, const dtr_work *w);
 /* ---- nccl_move.c ---- */
 /* Everything between the fence and the end event. */
 dtr_status dtr__nccl_run(dtr__nccl_comm *comm, dtr_work *w);
-/* The same for those of the calls of a scope whose backend nccl is, in one native group. `ops` has
- * room for `n`. */
+/* The same for those of the calls of a scope whose backend nccl is, in one native group. `ready`
+ * has room for `n`. */
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
-                             size_t n, int *ops);
+                             size_t n, dtr__nccl_ready_call *ready);
 
 /* ---- nccl_pairs.c ---- */
 /* Number the messages of a work that is about to get its record; false: it has none. turn held. */

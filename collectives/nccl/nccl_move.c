@@ -132,10 +132,18 @@ static void allgather(series *s) {
     close_group(s);
 }
 
+/* NCCL has the form itself. */
+static bool is_one_call(const series *s) {
+    dtr__kind k = s->call->kind;
+    return (k == DTR__K_GATHER && s->comm->ops->has(DTR__NCCL_GATHER)) ||
+           (k == DTR__K_SCATTER && s->comm->ops->has(DTR__NCCL_SCATTER)) ||
+           (k == DTR__K_ALLTOALL && s->comm->ops->has(DTR__NCCL_ALLTOALL));
+}
+
 static void gather(series *s) {
     const dtr__call *c = s->call;
     int rank = s->comm->rank;
-    if (c->kind == DTR__K_GATHER && s->comm->ops->has(DTR__NCCL_GATHER)) {
+    if (is_one_call(s)) {
         put(s,
             (dtr__nccl_move){ DTR__NCCL_GATHER, c->in, c->out, c->in_count, c->dtype, 0, c->root });
         return;
@@ -143,11 +151,9 @@ static void gather(series *s) {
     dtr__blocks b = dtr__blocks_out(c, s->comm->size);
     open_group(s);
     for (int r = 0; r < s->comm->size && rank == c->root; r++) {
-        char *slot = at_out(c->out, c, dtr__block_offset(&b, r));
-        if (r == rank) {
-            copy(s, slot, c->in, bytes_of(c, c->in_count));
-        } else {
-            put(s, message(c, false, slot, dtr__block_count(&b, r), r));
+        if (r != rank) {
+            put(s, message(c, false, at_out(c->out, c, dtr__block_offset(&b, r)),
+                           dtr__block_count(&b, r), r));
         }
     }
     if (rank != c->root) {
@@ -159,7 +165,7 @@ static void gather(series *s) {
 static void scatter(series *s) {
     const dtr__call *c = s->call;
     int rank = s->comm->rank;
-    if (c->kind == DTR__K_SCATTER && s->comm->ops->has(DTR__NCCL_SCATTER)) {
+    if (is_one_call(s)) {
         put(s, (dtr__nccl_move){ DTR__NCCL_SCATTER, c->in, c->out, c->out_count, c->dtype, 0,
                                  c->root });
         return;
@@ -167,11 +173,9 @@ static void scatter(series *s) {
     dtr__blocks b = dtr__blocks_in(c, s->comm->size);
     open_group(s);
     for (int r = 0; r < s->comm->size && rank == c->root; r++) {
-        const char *slot = at(c->in, c, dtr__block_offset(&b, r));
-        if (r == rank) {
-            copy(s, c->out, slot, bytes_of(c, c->out_count));
-        } else {
-            put(s, message(c, true, slot, dtr__block_count(&b, r), r));
+        if (r != rank) {
+            put(s, message(c, true, at(c->in, c, dtr__block_offset(&b, r)), dtr__block_count(&b, r),
+                           r));
         }
     }
     if (rank != c->root) {
@@ -180,35 +184,10 @@ static void scatter(series *s) {
     close_group(s);
 }
 
-/* Memory of the communicator with the bytes of the input, which the output replaces. NULL: none. */
-static const void *put_aside(series *s) {
-    enum { LEAST = 1 << 16, MOST = 32 };
-    dtr__nccl_comm *c = s->comm;
-    size_t nbytes = bytes_of(s->call, s->call->in_count);
-    if (c->room_size - s->aside < nbytes && c->n_rooms < MOST) {
-        size_t size = 2 * c->room_size > LEAST ? 2 * c->room_size : LEAST;
-        void *p = NULL;
-        size = size > nbytes ? size : nbytes;
-        s->cuda = c->cuda->alloc(c->device, size, &p);
-        if (s->cuda != 0) {
-            return NULL;
-        }
-        c->room[c->n_rooms++] = p; /* the ones before may still be in use */
-        c->room_size = size;
-        s->aside = 0;
-    }
-    void *p = c->n_rooms > 0 ? (char *)c->room[c->n_rooms - 1] + s->aside : NULL;
-    s->aside += (nbytes + 255) / 256 * 256;
-    s->aside = s->aside < c->room_size ? s->aside : c->room_size;
-    copy(s, p, s->call->in, nbytes);
-    return p;
-}
-
-static void alltoall(series *s) {
+static void alltoall(series *s, const void *in) {
     const dtr__call *c = s->call;
-    dtr__nccl_comm *comm = s->comm;
-    const void *in = c->in == c->out && c->in_count > 0 ? put_aside(s) : c->in;
-    if (c->kind == DTR__K_ALLTOALL && comm->ops->has(DTR__NCCL_ALLTOALL)) {
+    const dtr__nccl_comm *comm = s->comm;
+    if (is_one_call(s)) {
         put(s, (dtr__nccl_move){ DTR__NCCL_ALLTOALL, in, c->out, c->in_count / (size_t)comm->size,
                                  c->dtype, 0, 0 });
         return;
@@ -216,13 +195,11 @@ static void alltoall(series *s) {
     dtr__blocks bin = dtr__blocks_in(c, comm->size), bout = dtr__blocks_out(c, comm->size);
     open_group(s);
     for (int r = 0; r < comm->size; r++) {
-        const char *from = at(in, c, dtr__block_offset(&bin, r));
-        char *to = at_out(c->out, c, dtr__block_offset(&bout, r));
-        if (r == comm->rank) {
-            copy(s, to, from, bytes_of(c, dtr__block_count(&bin, r)));
-        } else {
-            put(s, message(c, true, from, dtr__block_count(&bin, r), r));
-            put(s, message(c, false, to, dtr__block_count(&bout, r), r));
+        if (r != comm->rank) {
+            put(s, message(c, true, at(in, c, dtr__block_offset(&bin, r)),
+                           dtr__block_count(&bin, r), r));
+            put(s, message(c, false, at_out(c->out, c, dtr__block_offset(&bout, r)),
+                           dtr__block_count(&bout, r), r));
         }
     }
     close_group(s);
@@ -254,20 +231,99 @@ static void batch(series *s) {
     for (size_t i = 0; i < c->n_batch; i++) {
         const dtr_p2p *p = &c->batch[i];
         dtr__call one = { .dtype = p->buf.dtype };
-        const dtr_p2p *own = p->peer == s->comm->rank ? counterpart(c, p->peer, i) : NULL;
-        if (own == NULL) {
+        if (p->peer != s->comm->rank || counterpart(c, p->peer, i) == NULL) {
             put(s, message(&one, p->is_send, p->buf.data, p->buf.count, p->peer));
-        } else if (p->is_send) {
-            copy(s, own->buf.data, p->buf.data, bytes_of(&one, p->buf.count));
         }
     }
     close_group(s);
 }
 
+/* ---- what stays on this rank ---- */
+
+/* Memory of the communicator with the bytes of the input, which the output replaces. NULL: none. */
+static const void *put_aside(series *s) {
+    enum { LEAST = 1 << 16, MOST = 32 };
+    dtr__nccl_comm *c = s->comm;
+    size_t nbytes = bytes_of(s->call, s->call->in_count);
+    if (c->room_size - s->aside < nbytes && c->n_rooms < MOST) {
+        size_t size = 2 * c->room_size > LEAST ? 2 * c->room_size : LEAST;
+        void *p = NULL;
+        size = size > nbytes ? size : nbytes;
+        s->cuda = c->cuda->alloc(c->device, size, &p);
+        if (s->cuda != 0) {
+            return NULL;
+        }
+        c->room[c->n_rooms++] = p; /* the ones before may still be in use */
+        c->room_size = size;
+        s->aside = 0;
+    }
+    void *p = c->n_rooms > 0 ? (char *)c->room[c->n_rooms - 1] + s->aside : NULL;
+    s->aside += (nbytes + 255) / 256 * 256;
+    s->aside = s->aside < c->room_size ? s->aside : c->room_size;
+    copy(s, p, s->call->in, nbytes);
+    return p;
+}
+
+static void copy_own_block(series *s, const void *in) {
+    const dtr__call *c = s->call;
+    int n = s->comm->size, rank = s->comm->rank;
+    dtr__blocks to = dtr__blocks_out(c, n), from = dtr__blocks_in(c, n);
+    bool gathers = c->kind == DTR__K_GATHER || c->kind == DTR__K_GATHERV;
+    bool scatters = c->kind == DTR__K_SCATTER || c->kind == DTR__K_SCATTERV;
+    if ((gathers || scatters) && rank != c->root) {
+        return;
+    }
+    const void *own = gathers ? in : at(in, c, dtr__block_offset(&from, rank));
+    size_t count = gathers ? c->in_count : dtr__block_count(&from, rank);
+    copy(s, scatters ? c->out : at_out(c->out, c, dtr__block_offset(&to, rank)), own,
+         bytes_of(c, count));
+}
+
+static void copy_own_messages(series *s) {
+    const dtr__call *c = s->call;
+    for (size_t i = 0; i < c->n_batch; i++) {
+        const dtr_p2p *p = &c->batch[i];
+        dtr__call one = { .dtype = p->buf.dtype };
+        const dtr_p2p *own =
+            p->is_send && p->peer == s->comm->rank ? counterpart(c, p->peer, i) : NULL;
+        if (own != NULL) {
+            copy(s, own->buf.data, p->buf.data, bytes_of(&one, p->buf.count));
+        }
+    }
+}
+
+/* Copies and memory, which may fail on this rank alone, before a native group begins. Returns the
+ * input to be used from then on. */
+static const void *prepare(series *s) {
+    const dtr__call *c = s->call;
+    const void *in = c->in;
+    switch (c->kind) {
+    case DTR__K_ALLTOALL:
+    case DTR__K_ALLTOALLV:
+        in = c->in == c->out && c->in_count > 0 ? put_aside(s) : c->in;
+        /* fall through */
+    case DTR__K_GATHER:
+    case DTR__K_GATHERV:
+    case DTR__K_SCATTER:
+    case DTR__K_SCATTERV:
+        if (!is_one_call(s)) {
+            copy_own_block(s, in);
+        }
+        break;
+    case DTR__K_BATCH:
+        copy_own_messages(s);
+        break;
+    default:
+        break;
+    }
+    return in;
+}
+
 /* ---- one operation ---- */
 
-static void move(series *s, int op) {
+static void move(series *s, dtr__nccl_ready_call r) {
     const dtr__call *c = s->call;
+    int op = r.op;
     switch (c->kind) {
     case DTR__K_ALLREDUCE:
         put(s,
@@ -302,7 +358,7 @@ static void move(series *s, int op) {
         break;
     case DTR__K_ALLTOALL:
     case DTR__K_ALLTOALLV:
-        alltoall(s);
+        alltoall(s, r.in);
         break;
     case DTR__K_SEND:
     case DTR__K_RECV:
@@ -352,12 +408,20 @@ static void free_op(series *s, int op) {
     }
 }
 
-static void move_with_op(series *s) {
-    int op = op_of(s);
+static dtr__nccl_ready_call make_ready(series *s) {
+    dtr__nccl_ready_call r = { .op = op_of(s), .in = s->call->in };
     if (good(s)) {
-        move(s, op);
+        r.in = prepare(s);
     }
-    free_op(s, op);
+    return r;
+}
+
+static void move_with_op(series *s) {
+    dtr__nccl_ready_call r = make_ready(s);
+    if (good(s)) {
+        move(s, r);
+    }
+    free_op(s, r.op);
 }
 
 /* A group of one rank: what goes in comes out. */
@@ -390,23 +454,23 @@ static bool is_native(const dtr_work *w) {
     return w->backend == &dtr__backend_nccl;
 }
 
-static void move_all(series *s, dtr_work *const *calls, size_t n, int *ops) {
-    for (size_t i = 0; i < n; i++) { /* what has to be made comes before the group */
+static void move_all(series *s, dtr_work *const *calls, size_t n, dtr__nccl_ready_call *ready) {
+    for (size_t i = 0; i < n; i++) { /* what may fail comes before the group */
         s->call = &calls[i]->call;
-        ops[i] = is_native(calls[i]) ? op_of(s) : -1;
+        ready[i] = is_native(calls[i]) ? make_ready(s) : (dtr__nccl_ready_call){ .op = -1 };
     }
     open_group(s);
     for (size_t i = 0; i < n; i++) {
         s->call = &calls[i]->call;
         if (is_native(calls[i]) && good(s)) {
-            move(s, ops[i]);
+            move(s, ready[i]);
         }
     }
     close_group(s);
     for (size_t i = 0; i < n; i++) {
         s->call = &calls[i]->call;
         if (is_native(calls[i])) {
-            free_op(s, ops[i]);
+            free_op(s, ready[i].op);
         }
     }
 }
@@ -421,7 +485,7 @@ static void move_all_alone(series *s, dtr_work *const *calls, size_t n) {
 }
 
 dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *const *calls,
-                             size_t n, int *ops) {
+                             size_t n, dtr__nccl_ready_call *ready) {
     series s = { .comm = comm, .call = &whole->call, .function = "" };
     if (comm->local) {
         move_all_alone(&s, calls, n);
@@ -429,7 +493,7 @@ dtr_status dtr__nccl_run_all(dtr__nccl_comm *comm, dtr_work *whole, dtr_work *co
         if (!dtr__nccl_enter(comm)) {
             return dtr__group_broken(comm->group);
         }
-        move_all(&s, calls, n, ops);
+        move_all(&s, calls, n, ready);
         pthread_mutex_unlock(&comm->lock);
     }
     DTR_CUDA_TRY(s.cuda, DTR_ERR_CUDA);

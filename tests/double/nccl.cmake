@@ -38,6 +38,9 @@ dtr_add_mpi_run(double_nccl_pairs_nodes TARGET test_double_nccl_pairs NPROCS 2 L
 dtr_add_double_mpi_test(double_nccl_detail NPROCS 2 3 SOURCES nccl_detail.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_detail_nodes TARGET test_double_nccl_detail NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20)
+# The order of what belongs to one call, with the oldest version, where most calls are a group.
+dtr_add_double_mpi_test(double_nccl_order NPROCS 2 3 SOURCES nccl_order.c LIBS fake_cudart
+  ENVIRONMENT DTR_FAKE_NCCL_VERSION=21805)
 # How communicators begin, are polled and end, what fails, what is refused; the oldest way of giving up.
 dtr_add_double_mpi_test(double_nccl_life NPROCS 2 3 SOURCES nccl_life.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 dtr_add_mpi_run(double_nccl_life_2_18 TARGET test_double_nccl_life NPROCS 2 LABELS double TIMEOUT 300
