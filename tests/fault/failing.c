@@ -193,6 +193,47 @@ START_TEST(FI29_no_memory_to_launch) {
 }
 END_TEST
 
+/* ---- FI29 while the ranks agree on another error ---- */
+
+/* The victim reports one gradient too few, and its n-th allocation in the end of the backward pass
+ * fails: the step is bad for all, and the module goes on on all ranks or on none. */
+static dtr_status missing_without_memory(dtr_ddp *ddp, int n) {
+    for (size_t i = PARAMS; i-- > 0;) {
+        if (i > 0 || !is_victim()) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
+    }
+    allocations_left = is_victim() ? n : 0;
+    fired = false;
+    dtr_status s = dtr_ddp_backward_end(ddp, NULL);
+    allocations_left = 0;
+    return s;
+}
+
+START_TEST(FI29_no_memory_to_agree) {
+    dtr_world *w = table_world("off");
+    dtr_group *g = NULL;
+    bool more = true;
+    TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g));
+    for (int n = 1; more; n++) {
+        dtr_tensor *value[PARAMS] = { NULL };
+        dtr_ddp *ddp = new_module(g, value);
+        dtr_status s = missing_without_memory(ddp, n);
+        const bool failed = atomic_load(&ddp->state) == DTR__DDP_FAILED, any = on_any(failed);
+        TH_CHECK(s < 0, "%s", dtr_status_name(s));
+        TH_CHECK(failed == any, "allocation %d: the module goes on here only", n);
+        more = on_any(fired);
+        TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+        for (int i = 0; i < PARAMS; i++) {
+            dtr_tensor_release(value[i]);
+        }
+        TH_AGREE();
+    }
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    table_end(w);
+}
+END_TEST
+
 /* ---- FI19 ---- */
 
 static void send_that_fails(spot *s) {
@@ -231,6 +272,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "failing", 110);
     th_add(tc, FI18_FI29_no_memory, 2, 0);
     th_add(tc, FI29_no_memory_to_launch, 2, 0);
+    th_add(tc, FI29_no_memory_to_agree, 2, 0);
     th_add(tc, FI19_an_MPI_call_fails, 2, 0);
 }
 
