@@ -407,10 +407,14 @@ void dtr__group_break(dtr_group *group, dtr_status s);
  * Operations are legal from then on. drain: finish everything issued and all callbacks, at most
  * `limit_s` seconds; then the group is aborted and the result DTR_ERR_TIMEOUT. On a broken group it
  * only cleans up. close: after drain; cancels what is left, and no thread touches the group any
- * more. Handles of works stay valid. */
+ * more; DTR_ERR_TIMEOUT where one is still inside it after `limit_s`: the group stays as it is, and
+ * the world can only be abandoned unless that thread comes back. Handles of works stay valid.
+ * patience: how long to wait for such a thread, of which `left_s` are left of a healthy group's
+ * limit. */
 dtr_status dtr__engine_open(dtr_group *group, dtr_group *world_group);
 dtr_status dtr__engine_drain(dtr_group *group, double limit_s);
-void dtr__engine_close(dtr_group *group);
+dtr_status dtr__engine_close(dtr_group *group, double limit_s);
+double dtr__engine_patience(const dtr_group *group, double left_s);
 
 /* A call that needs an answer at once and cannot be recorded: DTR_OK where no scope is open; else
  * DTR_ERR_STATE, which aborts the scope unless another thread owns it. */

@@ -131,10 +131,13 @@ dtr_status dtr_coalesce_begin(dtr_group *g) {
 
 /* The last steps of calls that will not run. */
 static void finish_recorded(dtr__scope *scope) {
-    if (dtr__progress_stuck(scope->group->world)) {
-        return; /* that thread may hold the lock for ever */
+    dtr_group *g = scope->group;
+    double limit_s = dtr__engine_patience(g, g->timeout_s);
+    scope->left = scope->left || dtr__progress_stuck(g->world) ||
+                  !dtr__latch_take_within(g->world, g->progress, limit_s);
+    if (scope->left) {
+        return; /* a thread may hold the lock for ever; the end of the group tells of it */
     }
-    dtr__latch_take(scope->group->world, scope->group->progress);
     for (size_t i = 0; i < scope->n; i++) {
         dtr__finish *f = scope->calls[i]->finish;
         scope->calls[i]->finish = NULL;
@@ -142,7 +145,7 @@ static void finish_recorded(dtr__scope *scope) {
             (void)f->fn(f, DTR_ERR_ABORTED);
         }
     }
-    dtr__latch_drop(scope->group->progress);
+    dtr__latch_drop(g->progress);
 }
 
 /* This thread's last error is why; it stays that. */

@@ -118,7 +118,9 @@ static dtr_status start(dtr_group *g, void *state_, dtr_work *w, bool *done) {
     void *request = NULL;
     (void)g;
     dtr_backend_call call = describe(&w->call, w->seq);
+    dtr__inside("the start function of a registered backend");
     dtr_status s = slot_of(st->ops, &w->call)(st->own, &call, &request);
+    dtr__inside(NULL);
     if (s < 0) {
         return failed(w, s, "start");
     }
@@ -133,7 +135,9 @@ static dtr_status progress(dtr_group *g, void *state_, dtr_work *w, bool *done) 
     (void)g;
     dtr_status s = st->ops->error != NULL ? st->ops->error(st->own) : DTR_OK;
     if (s >= 0 && st->ops->test != NULL) {
+        dtr__inside("the test function of a registered backend");
         s = st->ops->test(st->own, w->request, done, &source);
+        dtr__inside(NULL);
     } else if (s >= 0) {
         s = DTR_ERR_INTERNAL; /* a request, and nothing to ask after it */
     }
@@ -152,7 +156,9 @@ static void cancel(dtr_group *g, void *state_, dtr_work *w) {
     const state *st = state_;
     (void)g;
     if (w->request != NULL && st->ops->cancel != NULL) {
+        dtr__inside("the cancel function of a registered backend");
         st->ops->cancel(st->own, w->request);
+        dtr__inside(NULL);
     }
     w->request = NULL;
 }

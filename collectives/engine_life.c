@@ -1,5 +1,6 @@
 /* The life of a group's engine: open, drain, close. */
 #include <math.h>
+#include <string.h>
 
 #include "engine.h"
 #include "repeat.h"
@@ -44,6 +45,32 @@ static void abort_unfinished(dtr_group *g, double limit_s) {
     dtr__group_break(g, DTR_ERR_ABORTED);
 }
 
+double dtr__engine_patience(const dtr_group *g, double left_s) {
+    enum { LEAST_S = 1, BROKEN_S = 5 };
+    bool broken = atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK;
+    return fmax(broken ? fmin(g->timeout_s, BROKEN_S) : left_s, LEAST_S);
+}
+
+/* Nothing of the group may be touched any more by this thread. */
+static dtr_status leave(dtr_group *g, double waited_s) {
+    dtr__error_context ctx = { .world = g->world,
+                               .operation = "dtr_group_destroy",
+                               .group = g->name };
+    const bool own = dtr__progress_is_at(g->world, &g->poller);
+    const char *inside = own ? dtr__progress_inside(g->world) : NULL;
+    if (own) {
+        dtr__progress_give_up(g->world);
+    } else {
+        dtr__progress_give_up_for_good(g->world);
+    }
+    return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
+                    "dtr_group_destroy of group '%s' on rank %d: %s has been inside %.*s for more "
+                    "than %g s; what it uses is left in place, and the world can only be abandoned",
+                    g->name, g->rank, own ? "the progress thread" : "a thread of the program",
+                    inside != NULL ? (int)strcspn(inside, "(") : 64,
+                    inside != NULL ? inside : "the group's transport", waited_s);
+}
+
 dtr_status dtr__engine_drain(dtr_group *g, double limit_s) {
     enum { STUCK_S = 1 };
     dtr__error_context ctx = { .world = g->world, .group = g->name };
@@ -51,9 +78,9 @@ dtr_status dtr__engine_drain(dtr_group *g, double limit_s) {
                 "group '%s' cannot be destroyed inside a completion callback of its world",
                 g->name);
     atomic_store(&g->ending, true);
+    double end = dtr__now() + limit_s, stuck = INFINITY;
     dtr__scope_drop(g);
     bool timed_out = false;
-    double end = dtr__now() + limit_s, stuck = INFINITY;
     dtr__backoff backoff = { 0 };
     while (unfinished(g)) {
         if (dtr__group_try_pass(g)) {
@@ -80,11 +107,14 @@ dtr_status dtr__engine_drain(dtr_group *g, double limit_s) {
     return timed_out ? dtr__error_restore(g->error, DTR_ERR_TIMEOUT) : DTR_OK;
 }
 
-void dtr__engine_close(dtr_group *g) {
+dtr_status dtr__engine_close(dtr_group *g, double limit_s) {
     dtr__backoff backoff = { 0 };
     dtr__queue called = { NULL, NULL };
-    dtr__progress_remove(g->world, &g->poller);
-    dtr__latch_take(g->world, g->progress);
+    const double began = dtr__now();
+    if (!dtr__progress_remove(g->world, &g->poller, limit_s) ||
+        !dtr__latch_take_within(g->world, g->progress, fmax(began + limit_s - dtr__now(), 0))) {
+        return leave(g, limit_s);
+    }
     while (g->collectives.head != NULL || g->p2p.head != NULL) {
         dtr__group_pass(g, &called);
         if (atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK) {
@@ -112,4 +142,5 @@ void dtr__engine_close(dtr_group *g) {
     g->late = NULL;
     dtr__pool_close(g->pool);
     g->pool = NULL;
+    return DTR_OK;
 }

@@ -191,8 +191,8 @@ dtr_status dtr__group_connect(dtr_group *group) {
     return DTR_OK;
 }
 
-void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
-    dtr__engine_close(group);
+dtr_status dtr__group_disconnect(dtr_group *group, bool mpi_alive, double left_s) {
+    DTR_TRY(dtr__engine_close(group, dtr__engine_patience(group, left_s)));
     dtr__nccl_close(group);
     dtr__stage_close(group);
     close_backends(group, group->n_backends);
@@ -207,6 +207,7 @@ void dtr__group_disconnect(dtr_group *group, bool mpi_alive) {
         dtr__mpi_unlock(group->world);
     }
     group->comm = MPI_COMM_NULL;
+    return DTR_OK;
 }
 
 /* ---- the world's list ---- */
@@ -238,7 +239,9 @@ static void bury(dtr__groups *gs, dtr_group *group) {
         dtr_group *oldest = gs->gone;
         gs->gone = oldest->next;
         gs->n_gone--;
-        dtr__group_free(oldest);
+        if (!oldest->engine_open) { /* else a thread hangs in it, which may come back */
+            dtr__group_free(oldest);
+        }
     }
 }
 

@@ -147,8 +147,12 @@ static void unmake(dtr_group *group, dtr_status s) {
         return;
     }
     if (group->id == 0) {
-        dtr__group_disconnect(group, true);
-        dtr__group_free(group);
+        dtr__error_copy *why = dtr__error_save();
+        if (dtr__group_disconnect(group, true, group->timeout_s) == DTR_OK) {
+            dtr__group_free(group);
+        }
+        (void)dtr__error_restore(why, s);
+        dtr__error_copy_free(why);
         return;
     }
     dtr__error_copy *cause = dtr__error_save();
@@ -156,7 +160,7 @@ static void unmake(dtr_group *group, dtr_status s) {
     atomic_store(&group->told, 1); /* all members know */
     dtr__group_release_all(group, s, &called);
     dtr__callbacks_run(&called);
-    dtr__group_take_down(group);
+    (void)dtr__group_take_down(group, 0);
     (void)dtr__error_restore(cause, s);
     dtr__error_copy_free(cause);
 }

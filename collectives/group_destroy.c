@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "death.h"
 #include "groups.h"
 
 /* Meet the other members, with the outcome of this rank's draining. */
@@ -29,10 +30,18 @@ static dtr_status meet_to_end(dtr_group *g, dtr_status drained, double limit_s) 
     return s;
 }
 
-void dtr__group_take_down(dtr_group *g) {
+dtr_status dtr__group_take_down(dtr_group *g, double left_s) {
     dtr__group_unlist(g); /* first, so that nobody finds it half taken apart */
-    dtr__group_disconnect(g, dtr__mpi_alive());
-    dtr__group_strip(g);
+    dtr_status s = dtr__group_disconnect(g, dtr__mpi_alive(), left_s);
+    if (s == DTR_OK) {
+        dtr__group_strip(g);
+        return DTR_OK;
+    }
+    char text[1024];
+    snprintf(text, sizeof(text), "%s", dtr_last_error_message());
+    dtr__rank_reported(g->world, g->world->rank, s, text);
+    dtr__notices_look(g->world);
+    return s;
 }
 
 static dtr_status destroy_healthy(dtr_group *g) {
@@ -54,12 +63,13 @@ static dtr_status destroy_healthy(dtr_group *g) {
     }
     dtr__notices_visit(g->world); /* others may wait for the news that it broke here */
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
-    dtr__group_take_down(g);
-    if (cause != NULL) {
-        s = dtr__error_restore(cause, s);
-        dtr__error_copy_free(cause);
+    left = fmax(g->timeout_s - (dtr__now() - began), 0.0);
+    dtr_status down = dtr__group_take_down(g, left);
+    if (down == DTR_OK && cause != NULL) {
+        (void)dtr__error_restore(cause, s);
     }
-    return s;
+    dtr__error_copy_free(cause);
+    return down < 0 ? down : s; /* what hangs is why the rest has not finished */
 }
 
 /* One reference less; true when it was not the last. */
@@ -92,7 +102,7 @@ static dtr_status group_destroy(dtr_group *group) {
         return DTR_OK;
     }
     if (!dtr__mpi_alive()) {
-        dtr__group_take_down(group);
+        (void)dtr__group_take_down(group, group->timeout_s);
         return DTR_FAIL(&ctx, DTR_ERR_STATE,
                         "dtr_group_destroy: MPI_Finalize has been called before; what is local was "
                         "freed");
@@ -102,8 +112,7 @@ static dtr_status group_destroy(dtr_group *group) {
         return destroy_healthy(group);
     }
     (void)dtr__engine_drain(group, 0);
-    dtr__group_take_down(group);
-    return DTR_OK;
+    return dtr__group_take_down(group, 0);
 }
 
 dtr_status dtr_group_destroy(dtr_group *group) {

@@ -50,7 +50,7 @@ static dtr_status connect_own(dtr_world *world, dtr_group *own) {
     dtr_status agreed = dtr__agree_status(world, world->comm, s, "world creation");
     if (agreed < 0) {
         if (s >= 0) {
-            dtr__group_disconnect(own, true);
+            (void)dtr__group_disconnect(own, true, own->timeout_s);
         } else {
             MPI_Comm_free(&own->comm);
         }
@@ -115,18 +115,26 @@ static dtr_status open_messages(dtr_world *world, dtr__groups *gs, uint64_t epoc
     return DTR_OK;
 }
 
-/* Everything local; nobody is waited for. */
-static void close_all(dtr_world *world, bool mpi_alive) {
+/* Everything local; nobody is waited for but a thread that is inside some group, so long as that
+ * would be for an operation. DTR_ERR_TIMEOUT: it still is, and what is left stays. */
+static dtr_status close_all(dtr_world *world, bool mpi_alive) {
     dtr__groups *gs = world->groups;
     dtr__watchdog_stop(world);
     dtr__rec_phase(world, DTR__PHASE_ENDING);
     while (gs->last != NULL) {
         dtr_group *g = gs->last;
         dtr__group_unlist(g);
-        dtr__group_disconnect(g, mpi_alive);
+        DTR_TRY(dtr__group_disconnect(g, mpi_alive, g->timeout_s));
     }
+    for (dtr_group *g = gs->gone; g != NULL; g = g->next) {
+        if (g->engine_open) { /* a thread hung in it, and has come back */
+            DTR_TRY(dtr__group_disconnect(g, mpi_alive, 0));
+        }
+    }
+    DTR_TRY(dtr__notices_stop(gs->notices, dtr__engine_patience(gs->own, gs->own->timeout_s)));
     free_groups(gs);
     world->groups = NULL;
+    return DTR_OK;
 }
 
 /* A device that the program named is set up with the world: what is wrong with it shows here. */
@@ -177,7 +185,10 @@ dtr_status dtr__groups_open(dtr_world *world) {
         s = connect_own_device(world, own);
     }
     if (s < 0) {
-        close_all(world, true);
+        dtr__error_copy *cause = dtr__error_save();
+        (void)close_all(world, true);
+        (void)dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
     }
     return s;
 }
@@ -247,7 +258,13 @@ dtr_status dtr__groups_close(dtr_world *world, bool mpi_alive, const void *retur
             s = dtr__ending_result(world, s);
         }
     }
-    close_all(world, mpi_alive);
+    dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
+    dtr_status closed = close_all(world, mpi_alive);
+    s = s < 0 ? s : closed;
+    if (cause != NULL) {
+        (void)dtr__error_restore(cause, s);
+        dtr__error_copy_free(cause);
+    }
     return s;
 }
 

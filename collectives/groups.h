@@ -55,11 +55,13 @@ typedef struct dtr__group_spec {
 dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_group **group);
 /* Backend state over group->comm and the engine; undoes itself on failure. Local. */
 dtr_status dtr__group_connect(dtr_group *group);
-/* The reverse: backends, engine, communicator (MPI is left alone when it is not `mpi_alive`). */
-void dtr__group_disconnect(dtr_group *group, bool mpi_alive);
+/* The reverse: backends, engine, communicator (MPI is left alone when it is not `mpi_alive`).
+ * DTR_ERR_TIMEOUT as from dtr__engine_close, with `left_s` for its patience: the group stays. */
+dtr_status dtr__group_disconnect(dtr_group *group, bool mpi_alive, double left_s);
 void dtr__group_free(dtr_group *group);
-/* Take a listed group apart on this rank; the handle becomes a tombstone. */
-void dtr__group_take_down(dtr_group *group);
+/* Take a listed group apart on this rank; the handle becomes a tombstone. Where a thread hangs in
+ * it (DTR_ERR_TIMEOUT) the rank's other groups end as if its heartbeat had stopped. */
+dtr_status dtr__group_take_down(dtr_group *group, double left_s);
 /* Leave of it what a tombstone needs. */
 void dtr__group_strip(dtr_group *group);
 /* Into and out of the world's list; out of it the group is a tombstone. */

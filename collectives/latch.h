@@ -32,6 +32,18 @@ static inline void dtr__latch_take(const dtr_world *world, dtr__latch *l) {
         dtr__backoff_pause(world, &wait);
     }
 }
+/* False: another thread has had it for all of `limit_s`. */
+static inline bool dtr__latch_take_within(const dtr_world *world, dtr__latch *l, double limit_s) {
+    dtr__backoff wait = { 0 };
+    const double end = dtr__now() + limit_s;
+    while (!dtr__latch_try(l)) {
+        if (dtr__now() >= end) {
+            return false;
+        }
+        dtr__backoff_pause(world, &wait);
+    }
+    return true;
+}
 static inline void dtr__latch_drop(dtr__latch *l) {
     atomic_store_explicit(&l->state, DTR__LATCH_FREE, memory_order_release);
 }

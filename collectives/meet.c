@@ -292,6 +292,9 @@ static dtr_status run(dtr__meeting *m) {
         dtr__mpi_lock(m->world);
         if (first && m->me != 0) {
             dtr__meeting_send_up_all(m, DTR__UP_ENTER);
+            if (m->mine->end != 0 && m->mine->status < 0) { /* nor does the chair wait then */
+                dtr__meeting_end(m, (dtr_status)m->mine->status);
+            }
         }
         dtr_status s = step(m, &moved);
         if (s < 0 || m->phase == DTR__ENDED) {

@@ -1,5 +1,6 @@
 /* Sending and taking news of broken groups. Sending is asked for from any thread and done by the
  * next one that may call MPI; taking is done by whoever waits inside the library. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,11 +66,22 @@ dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch) {
     return ns;
 }
 
+dtr_status dtr__notices_stop(dtr__notices *ns, double limit_s) {
+    dtr__error_context ctx = { .world = ns->world, .operation = "dtr_world_destroy" };
+    if (dtr__progress_remove(ns->world, &ns->poller, limit_s)) {
+        return DTR_OK;
+    }
+    dtr__progress_give_up_for_good(ns->world);
+    return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
+                    "dtr_world_destroy: a thread has been sending or taking news of broken groups "
+                    "for more than %g s; the world is abandoned",
+                    limit_s);
+}
+
 void dtr__notices_free(dtr__notices *ns, bool mpi_alive) {
-    if (ns == NULL) {
+    if (ns == NULL || !dtr__progress_remove(ns->world, &ns->poller, INFINITY)) {
         return;
     }
-    dtr__progress_remove(ns->world, &ns->poller);
     if (mpi_alive) {
         dtr__post_end(&ns->letters);
     }

@@ -7,6 +7,8 @@
 
 typedef struct dtr__notices dtr__notices;
 dtr__notices *dtr__notices_new(dtr_world *world, uint64_t epoch); /* NULL: out of memory */
+/* Nobody is inside any more, or DTR_ERR_TIMEOUT: somebody still is after `limit_s`. */
+dtr_status dtr__notices_stop(dtr__notices *ns, double limit_s);
 void dtr__notices_free(dtr__notices *ns, bool mpi_alive);
 /* News of a group that had not been made here when they came. */
 void dtr__notices_claim(dtr_group *group);

@@ -42,6 +42,7 @@ struct dtr__scope {
     void *stream;
     dtr_status status; /* what aborted it */
     dtr__error_copy *error;
+    bool left; /* a thread that hangs may have the group's lock: last steps are left out */
     /* Running; progress lock. */
     dtr__run *runs;
     size_t n_runs, next_run, p2p_left;

@@ -61,6 +61,10 @@ static dtr_status world_destroy(dtr_world *world, const void *return_address) {
         return DTR_OK;
     }
     dtr_status s = dtr__groups_close(world, dtr__mpi_alive(), return_address);
+    if (dtr__progress_stuck(world)) { /* it has hung meanwhile, inside what was to be closed */
+        dtr__world_abandon(world);
+        return s;
+    }
     dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
     DTR_KEEP_FIRST(s, dtr__world_close(world));
     if (cause != NULL) {

@@ -30,7 +30,9 @@ struct dtr__progress {
     _Atomic(const char *) inside;    /* of a native call; NULL: none */
     _Atomic uint64_t *beat, no_beat; /* in the recording */
     _Atomic bool stuck;              /* it is not waited for any more */
+    _Atomic bool for_good;           /* nor is it looked whether it has ended */
     bool joined;                     /* lock; all the same it has ended */
+    const dtr__poller *at;           /* lock; where the thread is */
 };
 
 _Thread_local _Atomic(const char *) *dtr__inside_at;
@@ -51,12 +53,14 @@ static int poll_list(dtr__progress *p, uint64_t *beats) {
         at->inside++;
         if (beats != NULL) {
             atomic_store_explicit(p->beat, ++*beats, memory_order_relaxed);
+            p->at = at;
         }
         pthread_mutex_unlock(&p->lock);
         int moved = at->poll(at);
         most = moved > most ? moved : most;
         pthread_mutex_lock(&p->lock);
         at->inside--;
+        p->at = beats != NULL ? NULL : p->at;
         if (at->leaving) {
             pthread_cond_broadcast(&p->left);
         }
@@ -85,20 +89,42 @@ void dtr__progress_add(dtr_world *world, dtr__poller *poller) {
     dtr__progress_wake(world);
 }
 
-void dtr__progress_remove(dtr_world *world, dtr__poller *poller) {
+/* A moment for who waits to look at its limit. progress->lock held. */
+static void wait_for_leaving(dtr__progress *p) {
+    enum { LOOK_NS = 20000000, SECOND_NS = 1000000000 };
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_nsec += LOOK_NS;
+    end.tv_sec += end.tv_nsec / SECOND_NS;
+    end.tv_nsec %= SECOND_NS;
+    (void)pthread_cond_timedwait(&p->left, &p->lock, &end);
+}
+
+bool dtr__progress_remove(dtr_world *world, dtr__poller *poller, double limit_s) {
     dtr__progress *p = world->progress;
+    const double end = dtr__now() + limit_s;
     pthread_mutex_lock(&p->lock);
-    if (poller->listed && !poller->leaving) {
-        poller->leaving = true;
-        while (poller->inside > 0) {
-            pthread_cond_wait(&p->left, &p->lock);
-        }
+    poller->leaving = true;
+    while (poller->listed && poller->inside > 0 && dtr__now() < end) {
+        wait_for_leaving(p);
+    }
+    bool out = poller->inside == 0;
+    if (out && poller->listed) {
         *(poller->prev != NULL ? &poller->prev->next : &p->head) = poller->next;
         *(poller->next != NULL ? &poller->next->prev : &p->tail) = poller->prev;
         poller->next = poller->prev = NULL;
         poller->listed = false;
     }
     pthread_mutex_unlock(&p->lock);
+    return out;
+}
+
+bool dtr__progress_is_at(dtr_world *world, const dtr__poller *poller) {
+    dtr__progress *p = world->progress;
+    pthread_mutex_lock(&p->lock);
+    bool is_at = p->at == poller;
+    pthread_mutex_unlock(&p->lock);
+    return is_at;
 }
 
 /* ---- the thread ---- */
@@ -168,11 +194,16 @@ void dtr__progress_give_up(dtr_world *world) {
     atomic_store(&world->progress->stuck, true);
 }
 
+void dtr__progress_give_up_for_good(dtr_world *world) {
+    atomic_store(&world->progress->for_good, true);
+    dtr__progress_give_up(world);
+}
+
 /* It may have come back, and then ends. */
 bool dtr__progress_stuck(dtr_world *world) {
     dtr__progress *p = world->progress;
-    if (!atomic_load(&p->stuck)) {
-        return false;
+    if (!atomic_load(&p->stuck) || atomic_load(&p->for_good)) {
+        return atomic_load(&p->stuck);
     }
     pthread_mutex_lock(&p->lock);
     p->joined = p->joined || pthread_tryjoin_np(p->thread, NULL) == 0;
@@ -218,8 +249,12 @@ static dtr_status start_thread(dtr_world *world) {
 dtr_status dtr__progress_open(dtr_world *world) {
     dtr__progress *p = calloc(1, sizeof *p);
     DTR_REQUIRE(p != NULL, NULL, DTR_ERR_NOMEM, "no memory for the progress list");
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->left, NULL);
+    pthread_cond_init(&p->left, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     world->progress = p;
     dtr__rec_header *h = dtr__recorder_header(world);
     p->beat = h != NULL ? &h->progress_beat : &p->no_beat;

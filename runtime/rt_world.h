@@ -190,17 +190,21 @@ typedef struct dtr__poller {
     bool listed, leaving;
 } dtr__poller;
 void dtr__progress_add(dtr_world *world, dtr__poller *p);
-void dtr__progress_remove(dtr_world *world,
-                          dtr__poller *p); /* returns once no thread is inside p->poll: must
-                                              not be called from there */
+/* Returns once no thread is inside p->poll: must not be called from there. False: one still is
+ * after `limit_s`, and p stays linked, though nobody enters it any more; try again, or leave it. */
+bool dtr__progress_remove(dtr_world *world, dtr__poller *p, double limit_s);
+/* Whether it is the progress thread that is inside p->poll. */
+bool dtr__progress_is_at(dtr_world *world, const dtr__poller *p);
 void dtr__progress_wake(dtr_world *world);
 bool dtr__progress_has_thread(const dtr_world *world);
 bool dtr__progress_in_thread(const dtr_world *world); /* is the caller the progress thread? */
 /* The native call that the thread is inside; NULL: none. */
 const char *dtr__progress_inside(const dtr_world *world);
-/* It has not moved for DTR_HEARTBEAT_LIMIT: what it may hold or touch is left in place from now on,
- * and nobody waits for it. */
+/* It has not moved for DTR_HEARTBEAT_LIMIT, or the end of a group has waited for it in vain: what
+ * it may hold or touch is left in place from now on, and nobody waits for it. for_good: it is
+ * another thread that hangs, of which nobody can tell whether it has come back. */
 void dtr__progress_give_up(dtr_world *world);
+void dtr__progress_give_up_for_good(dtr_world *world);
 bool dtr__progress_stuck(dtr_world *world);
 /* Whoever calls it waits for other ranks, and hangs nowhere if it is the progress thread. */
 void dtr__progress_rest(dtr_world *world);

@@ -1,6 +1,7 @@
 /* Limits by a clock that the test sets, and periods (reliability: DL2, DL4, O4, T9, T10, T27): the
  * linker puts the functions below in the place of the library's three, so that the library itself
  * knows nothing of it. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -293,7 +294,7 @@ START_TEST(O4_a_thread_that_hangs_is_noticed_in_time) {
         while (dtr__progress_stuck(w)) { /* it has been given up, and ends now */
             th_sleep(0.001);
         }
-        dtr__progress_remove(w, &poller);
+        dtr__progress_remove(w, &poller, INFINITY);
     }
     start_clock();
     TH_IS(dtr_world_destroy(w), DTR_OK);

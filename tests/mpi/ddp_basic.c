@@ -568,7 +568,7 @@ START_TEST(stats_move_nothing) {
         TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
         synth_check_all(ddp, &s, step, th_size());
     }
-    dtr__progress_remove(th_world(), &poller);
+    dtr__progress_remove(th_world(), &poller, INFINITY);
     TH_OK(dtr_ddp_destroy(ddp));
     synth_free(&s);
 }

@@ -6,6 +6,7 @@
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
 
+#include "coll_internal.h"
 #include "groups_common.h"
 
 /* ---- a loopback backend that counts ---- */
@@ -244,8 +245,8 @@ END_TEST
  * caller has begun to receive and looks at them; a receive with tag 1 hangs in the other thread. */
 static struct {
     pthread_t caller;
-    atomic_int begun, armed, hung, go_on;
-    int requests[3];
+    atomic_int begun, armed, hung, inside, go_on;
+    int requests[4];
 } stuck;
 
 static dtr_status least_create(const dtr_backend_args *a, void **state) {
@@ -275,10 +276,12 @@ static dtr_status stuck_test(void *state, void *request, bool *done, int *source
     bool caller = pthread_equal(pthread_self(), stuck.caller) != 0;
     *done = request == &stuck.requests[0] && caller && atomic_load(&stuck.begun) != 0;
     if (request == &stuck.requests[1] && !caller && atomic_load(&stuck.armed) != 0) {
+        atomic_store(&stuck.inside, 1);
         atomic_store(&stuck.hung, 1);
         while (atomic_load(&stuck.go_on) == 0) {
             usleep(1000);
         }
+        atomic_store(&stuck.inside, 0);
     }
     return DTR_OK;
 }
@@ -291,33 +294,130 @@ static void stuck_callback(dtr_work *work, dtr_status s, void *arg) {
     await(&stuck.hung);
 }
 
-START_TEST(DL3_limit_behind_a_stuck_thread) {
-    dtr_world *w = NULL;
+/* A group of a world of its own, with the send that is over and the receive that hangs. */
+typedef struct stuck_in {
+    dtr_world *world;
+    dtr_group *group;
+    dtr_work *over, *hangs;
+} stuck_in;
+
+static int32_t stuck_x; /* outlives the threads that are left in a transport */
+
+static dtr_buffer stuck_buffer(void) {
+    return dtr_cpu(&stuck_x, 1, DTR_I32);
+}
+
+static stuck_in begin_stuck(void) {
+    stuck_in in = { NULL, NULL, NULL, NULL };
     dtr_backend_ops ops = DTR_BACKEND_OPS_INIT;
+    dtr_group_options o = options(12, NULL);
+    int peer = (th_rank() + 1) % th_size();
     ops.create = least_create;
     ops.test = stuck_test;
     ops.send = ops.recv = stuck_start;
+    o.backend = "stuck";
+    memset(&stuck, 0, sizeof stuck);
     stuck.caller = pthread_self();
-    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
-    TH_IS(dtr_backend_register(w, "stuck", &ops, DTR_BACKEND_CPU), DTR_OK);
-    dtr_group *g = toy_group(w, "stuck");
-    int32_t x = 1;
-    dtr_buffer b = dtr_cpu(&x, 1, DTR_I32);
-    int peer = (th_rank() + 1) % th_size();
-    dtr_coll_options o = { .struct_size = sizeof o, .timeout_s = 1.5 };
-    dtr_work *over = NULL, *hangs = NULL;
-    TH_IS(dtr_send(g, b, peer, 0, NULL, &over), DTR_OK);
-    TH_IS(dtr_work_on_complete(over, stuck_callback, NULL), DTR_OK);
-    TH_IS(dtr_recv(g, b, peer, 1, NULL, &hangs), DTR_OK);
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &in.world), DTR_OK);
+    TH_IS(dtr_backend_register(in.world, "stuck", &ops, DTR_BACKEND_CPU), DTR_OK);
+    TH_IS(dtr_group_create(in.world, NULL, th_size(), &o, &in.group), DTR_OK);
+    TH_IS(dtr_send(in.group, stuck_buffer(), peer, 0, NULL, &in.over), DTR_OK);
+    TH_IS(dtr_work_on_complete(in.over, stuck_callback, NULL), DTR_OK);
+    TH_IS(dtr_recv(in.group, stuck_buffer(), peer, 1, NULL, &in.hangs), DTR_OK);
+    return in;
+}
+
+/* The group is healthy, and a thread is inside its transport with its lock, if there is one. */
+static stuck_in hang_in_group(void) {
+    stuck_in in = begin_stuck();
+    in.group->timeout_s = 0.3; /* from here on: its creation may take longer */
+    bool done = false;
+    atomic_store(&stuck.begun, 1);
+    while (!done) {
+        TH_IS(dtr_work_test(in.over, &done), DTR_OK);
+    }
+    return in;
+}
+
+/* Its end has a limit, and says where the thread is; `hangs` has failed before or does now. */
+static void end_stuck_group(stuck_in *in) {
+    bool hung = atomic_load(&stuck.hung) != 0;
     th_barrier(); /* the first limit ends the group for all */
-    TH_IS(dtr_recv(g, b, peer, 2, &o, NULL), DTR_ERR_TIMEOUT);
+    dtr_status s = dtr_group_destroy(in->group);
+    TH_CHECK(s == DTR_ERR_TIMEOUT || !hung, "destroyed with %s", dtr_status_name(s));
+    if (hung) {
+        TH_MESSAGE("dtr_group_destroy");
+        TH_MESSAGE("the progress thread has been inside the test function of a registered backend");
+    }
+    s = dtr_work_wait(in->hangs, -1);
+    TH_CHECK(s == DTR_ERR_TIMEOUT || s == DTR_ERR_ABORTED, "%s", dtr_status_name(s));
+    TH_IS(dtr_work_release(in->over), DTR_OK);
+    TH_IS(dtr_work_release(in->hangs), DTR_OK);
+}
+
+START_TEST(DL3_limit_behind_a_stuck_thread) {
+    stuck_in in = begin_stuck();
+    dtr_coll_options o = { .struct_size = sizeof o, .timeout_s = 1.5 };
+    th_barrier(); /* the first limit ends the group for all */
+    TH_IS(dtr_recv(in.group, stuck_buffer(), (th_rank() + 1) % th_size(), 2, &o, NULL),
+          DTR_ERR_TIMEOUT);
     atomic_store(&stuck.go_on, 1);
-    (void)dtr_work_wait(over, -1); /* OK, unless this rank came too late to look at it */
-    TH_IS(dtr_work_wait(hangs, -1), DTR_ERR_TIMEOUT);
-    TH_IS(dtr_work_release(over), DTR_OK);
-    TH_IS(dtr_work_release(hangs), DTR_OK);
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-    TH_IS(dtr_world_destroy(w), DTR_OK);
+    (void)dtr_work_wait(in.over, -1); /* OK, unless this rank came too late to look at it */
+    TH_IS(dtr_work_wait(in.hangs, -1), DTR_ERR_TIMEOUT);
+    TH_IS(dtr_work_release(in.over), DTR_OK);
+    TH_IS(dtr_work_release(in.hangs), DTR_OK);
+    TH_IS(dtr_group_destroy(in.group), DTR_OK);
+    TH_IS(dtr_world_destroy(in.world), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* The next test has the memory again. */
+static void let_go(void) {
+    atomic_store(&stuck.go_on, 1);
+    while (atomic_load(&stuck.inside) != 0) {
+        usleep(1000);
+    }
+}
+
+START_TEST(DL3_destroy_behind_a_stuck_thread) {
+    stuck_in in = hang_in_group();
+    bool hung = atomic_load(&stuck.hung) != 0;
+    end_stuck_group(&in);
+    dtr_status s = dtr_group_status(dtr_world_group(in.world));
+    TH_CHECK(s == DTR_ERR_TIMEOUT || !hung, "the world's own group has %s", dtr_status_name(s));
+    TH_IS(dtr_world_destroy(in.world), DTR_OK); /* abandoned */
+    let_go();
+    TH_AGREE();
+}
+END_TEST
+
+/* The calls of an open scope are dropped under the group's lock. The thread comes back in time:
+ * what was left in place is freed with the world. */
+START_TEST(DL3_destroy_with_an_open_scope) {
+    stuck_in in = hang_in_group();
+    TH_IS(dtr_coalesce_begin(in.group), DTR_OK);
+    TH_IS(dtr_send(in.group, stuck_buffer(), (th_rank() + 1) % th_size(), 3, NULL, NULL), DTR_OK);
+    end_stuck_group(&in);
+    let_go();
+    while (dtr__progress_stuck(in.world)) {
+        usleep(1000);
+    }
+    TH_IS(dtr_world_destroy(in.world), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
+/* The world ends with the group in it. */
+START_TEST(DL3_world_destroy_behind_a_stuck_thread) {
+    stuck_in in = hang_in_group();
+    bool hung = atomic_load(&stuck.hung) != 0;
+    th_barrier();
+    dtr_status s = dtr_world_destroy(in.world);
+    TH_CHECK(s == DTR_ERR_TIMEOUT || !hung, "destroyed with %s", dtr_status_name(s));
+    TH_IS(dtr_work_release(in.over), DTR_OK);
+    TH_IS(dtr_work_release(in.hangs), DTR_OK);
+    let_go();
     TH_AGREE();
 }
 END_TEST
@@ -410,6 +510,9 @@ static void make(Suite *s) {
     th_add(tc, BKD1_empty_slots, 1, 0);
     th_add(tc, BKD2_cancel_and_failure, 1, 0);
     th_add(tc, DL3_limit_behind_a_stuck_thread, 2, 0);
+    th_add(tc, DL3_destroy_behind_a_stuck_thread, 1, 0);
+    th_add(tc, DL3_destroy_with_an_open_scope, 1, 0);
+    th_add(tc, DL3_world_destroy_behind_a_stuck_thread, 1, 0);
     th_add(tc, DES7_optional_slots, 1, 0);
     th_add(tc, NEW38_one_rank_fails, 2, 0);
     th_add(tc, CFG16_registered_alike, 2, 0);

@@ -2,6 +2,7 @@
  * world, without MPI. */
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <math.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -93,10 +94,10 @@ START_TEST(no_wake_is_lost) {
     }
     await(&c.done, GIVERS * GIFTS);
     ck_assert_int_eq(c.in_thread, GIVERS * GIFTS);
-    dtr__progress_remove(&world, &c.poller);
+    dtr__progress_remove(&world, &c.poller, INFINITY);
     int polls = atomic_load(&c.polls);
     dtr__progress_wake(&world);
-    dtr__progress_remove(&world, &c.poller); /* not listed: nothing happens */
+    dtr__progress_remove(&world, &c.poller, INFINITY); /* not listed: nothing happens */
     close_parts();
     ck_assert_int_eq(c.polls, polls);
 }
@@ -124,7 +125,7 @@ START_TEST(wake_between_poll_and_sleep) {
     counter c = { .poller.poll = poll_too_early };
     dtr__progress_add(&world, &c.poller);
     await(&c.done, 10);
-    dtr__progress_remove(&world, &c.poller);
+    dtr__progress_remove(&world, &c.poller, INFINITY);
     close_parts();
 }
 END_TEST
@@ -142,11 +143,11 @@ START_TEST(without_thread_the_caller_polls) {
     dtr__progress_poll_all(&world);
     ck_assert_int_eq(a.done, 2);
     ck_assert_int_eq(b.done, 1);
-    dtr__progress_remove(&world, &a.poller);
+    dtr__progress_remove(&world, &a.poller, INFINITY);
     dtr__progress_poll_all(&world);
     ck_assert_int_eq(a.polls, 2);
     ck_assert_int_eq(b.polls, 3);
-    dtr__progress_remove(&world, &b.poller);
+    dtr__progress_remove(&world, &b.poller, INFINITY);
     close_parts();
 }
 END_TEST
@@ -188,13 +189,13 @@ START_TEST(remove_waits_for_those_inside) {
     await(&s.inside, 1);
     pthread_t helper;
     pthread_create(&helper, NULL, let_go, &s);
-    dtr__progress_remove(&world, &s.poller);
+    dtr__progress_remove(&world, &s.poller, INFINITY);
     ck_assert_int_eq(s.inside, 0);
     pthread_join(helper, NULL);
     other.work = 1; /* the rest of the list is still reached */
     dtr__progress_wake(&world);
     await(&other.done, 1);
-    dtr__progress_remove(&world, &other.poller);
+    dtr__progress_remove(&world, &other.poller, INFINITY);
     close_parts();
 }
 END_TEST
