@@ -7,8 +7,6 @@
 #include "declare.h"
 #include "rt_peers.h"
 
-enum { LOOK_BACK = 16 }; /* operations; who is past more has met a message that does not fit */
-
 static void from_said(const dtr__said *said, dtr__declaration *d) {
     *d = (dtr__declaration){ .fingerprint = said->fingerprint,
                              .count_in = said->count_in,
@@ -75,7 +73,7 @@ dtr_status dtr__find_odd(const dtr_work *w) {
         free(all);
         return DTR_OK;
     }
-    uint64_t seq = w->seq > LOOK_BACK ? w->seq - LOOK_BACK : 1;
+    uint64_t seq = w->seq > DTR__LOOK_BACK ? w->seq - DTR__LOOK_BACK : 1;
     for (; seq < w->seq && s == DTR_OK; seq++) {
         dtr_work like = { 0 };
         char site[sizeof all->site] = "";

@@ -34,6 +34,10 @@ dtr_status dtr__disagreement(const dtr_work *w, const dtr__declaration *all, boo
  * Of `w` only call, without its arrays, group, world and number are looked at. */
 bool dtr__compare(const dtr_work *w, dtr__declaration *all, int *missing);
 
+/* Operations before the one in question that are compared too: who is past more has met a message
+ * that does not fit, or nobody will know. */
+enum { DTR__LOOK_BACK = 16 };
+
 /* Whether that may be asked about operations of this kind. */
 bool dtr__is_compared(dtr__kind kind);
 /* What this rank's own recording says of an earlier operation, for dtr__compare, which writes no

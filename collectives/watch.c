@@ -104,12 +104,13 @@ static bool is_comparable(const dtr_group *g, const dtr_work *w, int64_t now) {
            now - w->call.issued_ns >= COMPARE_AFTER_MS * MS;
 }
 
-/* `site`: of this rank's call, NULL: as `like` says. */
-static void compare(dtr_group *g, const dtr_work *like, const char *site, int64_t now,
+/* Whether they disagree. `site`: of this rank's call, NULL: as `like` says. */
+static bool compare(dtr_group *g, const dtr_work *like, const char *site, int64_t now,
                     dtr__queue *called) {
     int missing = 0;
     dtr__declaration *all = calloc((size_t)g->size, sizeof *all);
-    if (all != NULL && dtr__compare(like, all, &missing)) {
+    bool odd = all != NULL && dtr__compare(like, all, &missing);
+    if (odd) {
         g->watched.odd_ns = g->watched.odd_ns == 0 ? now : g->watched.odd_ns;
         if (site != NULL) {
             memcpy(all[g->rank].site, site, sizeof all->site);
@@ -121,15 +122,31 @@ static void compare(dtr_group *g, const dtr_work *like, const char *site, int64_
         g->watched.agreed = like->seq;
     }
     free(all);
+    return odd;
+}
+
+/* What this rank has called before, so far as that is not known to agree: nobody waits for it any
+ * more, but ranks that agree again may have been given each other's data. True: some disagree. */
+static bool compare_before(dtr_group *g, uint64_t seq, int64_t now, dtr__queue *called) {
+    uint64_t at = seq > DTR__LOOK_BACK ? seq - DTR__LOOK_BACK : 1;
+    at = at > g->watched.agreed ? at : g->watched.agreed + 1;
+    bool odd = false;
+    for (; at < seq && !odd; at++) {
+        dtr_work like = { 0 };
+        char site[sizeof((dtr__declaration *)NULL)->site] = "";
+        odd = dtr__recall(g, at, &like, site) && compare(g, &like, site, now, called);
+    }
+    return odd;
 }
 
 /* Of a small broadcast with two roots nobody may wait: each root has sent and is through. So the
- * newest collective is compared once nothing follows it, ever more rarely while some have not
- * called it yet. */
+ * newest collectives are compared once nothing follows them, ever more rarely while some have not
+ * called the last one yet. */
 static void look_back(dtr_group *g, int64_t now, dtr__queue *called) {
     dtr_work like = { 0 };
     char site[sizeof((dtr__declaration *)NULL)->site] = "";
-    bool by_message = g->backend[0] == &dtr__backend_mpi || g->backend[0] == &dtr__backend_hier;
+    bool by_message = g->backend[0] == &dtr__backend_mpi || g->backend[0] == &dtr__backend_hier ||
+                      g->nccl != NULL;
     uint64_t seq = atomic_load_explicit(&g->seq, memory_order_acquire);
     if (!by_message || dtr__at_detail(g->world) || seq <= g->watched.agreed) {
         return;
@@ -141,8 +158,11 @@ static void look_back(dtr_group *g, int64_t now, dtr__queue *called) {
     } else if (now >= g->watched.look_ns) {
         int64_t quiet_ns = now - g->watched.last_ns;
         g->watched.look_ns = now + (quiet_ns > compare_every(g) ? quiet_ns : compare_every(g));
+        if (compare_before(g, seq, now, called)) {
+            return;
+        }
         if (dtr__recall(g, seq, &like, site)) {
-            compare(g, &like, site, now, called);
+            (void)compare(g, &like, site, now, called);
         } else {
             g->watched.agreed = seq;
         }
@@ -155,7 +175,9 @@ static void look_for_odd(dtr_group *g, int64_t now, dtr__queue *called) {
         look_back(g, now, called);
     } else if (now >= g->watched.look_ns && is_comparable(g, &like, now)) {
         g->watched.look_ns = now + compare_every(g);
-        compare(g, &like, NULL, now, called);
+        if (!compare_before(g, like.seq, now, called)) {
+            (void)compare(g, &like, NULL, now, called);
+        }
     }
 }
 

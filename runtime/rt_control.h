@@ -6,7 +6,12 @@
 
 #include "rt_world.h"
 
-enum { DTR__DIGEST_GROUPS = 12, DTR__DIGEST_TEXT = 720, DTR__DEATH_TEXT = 1100 };
+enum {
+    DTR__DIGEST_GROUPS = 12,
+    DTR__DIGEST_BEFORE = 8,
+    DTR__DIGEST_TEXT = 720,
+    DTR__DEATH_TEXT = 1100
+};
 
 /* What a rank has called, as far as ranks can disagree on it. Whole words: it is sent as it is. */
 typedef struct dtr__said {
@@ -26,9 +31,10 @@ typedef struct dtr__digest {
     struct {
         uint64_t uid, seq; /* newest collective entered */
     } group[DTR__DIGEST_GROUPS];
-    dtr__said said;               /* the collective it is inside, else the last one */
-    dtr__said message;            /* one of those that dtr__record_message knows */
-    char doing[DTR__DIGEST_TEXT]; /* as dtr__recording_doing says it */
+    dtr__said said;                       /* the collective it is inside, else the last one */
+    dtr__said before[DTR__DIGEST_BEFORE]; /* those of its group before that, newest first */
+    dtr__said message;                    /* one of those that dtr__record_message knows */
+    char doing[DTR__DIGEST_TEXT];         /* as dtr__recording_doing says it */
 } dtr__digest;
 _Static_assert(sizeof(dtr__digest) % sizeof(uint64_t) == 0, "kept word by word");
 

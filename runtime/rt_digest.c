@@ -40,6 +40,9 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__digest *d) {
         d->doing[sizeof d->doing - 1] = '\0';
         d->said.site[sizeof d->said.site - 1] = '\0';
         d->message.site[sizeof d->message.site - 1] = '\0';
+        for (int i = 0; i < DTR__DIGEST_BEFORE; i++) {
+            d->before[i].site[sizeof d->before[i].site - 1] = '\0';
+        }
     }
     return found;
 }
@@ -100,6 +103,19 @@ static void add_message(const dtr__recording *r, dtr__digest *d) {
     }
 }
 
+/* Ranks may have disagreed on one of these, and agree again. */
+static void add_before(const dtr__recording *r, const dtr__record *said, dtr__digest *d) {
+    uint64_t below = d->said.seq;
+    int n = 0;
+    for (size_t i = r->n_records; i > 0 && below > 0 && n < DTR__DIGEST_BEFORE; i--) {
+        const dtr__record *rec = &r->records[i - 1];
+        if (rec->group == said->group && rec->seq < below &&
+            dtr__record_said(r, rec, &d->before[n])) {
+            below = d->before[n++].seq;
+        }
+    }
+}
+
 bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
     dtr__recording *r = dtr__peer_glance(world, world_rank);
     memset(d, 0, sizeof *d);
@@ -117,7 +133,9 @@ bool dtr__digest_make(const dtr_world *world, int world_rank, dtr__digest *d) {
     for (size_t i = r->n_records; (said == NULL || said->seq == 0) && i > 0; i--) {
         said = &r->records[i - 1];
     }
-    (void)dtr__record_said(r, said, &d->said);
+    if (dtr__record_said(r, said, &d->said)) {
+        add_before(r, said, d);
+    }
     add_message(r, d);
     add_groups(r, d);
     dtr__recording_doing(r, dtr__now_ns(), d->doing, sizeof d->doing);

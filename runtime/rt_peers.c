@@ -387,9 +387,13 @@ bool dtr__peer_said(const dtr_world *world, int world_rank, uint64_t group_uid, 
         found =
             rec->group == atomic_load(&g->id) && rec->seq == seq && dtr__record_said(r, rec, said);
     }
-    if (r == NULL && dtr__control_look(world, world_rank, &d)) {
-        found = d.said.uid == group_uid && d.said.seq == seq && seq != 0;
+    if (r == NULL && seq != 0 && dtr__control_look(world, world_rank, &d)) {
         *said = d.said;
+        found = said->uid == group_uid && said->seq == seq;
+        for (int i = 0; i < DTR__DIGEST_BEFORE && !found; i++) {
+            *said = d.before[i];
+            found = said->uid == group_uid && said->seq == seq;
+        }
     }
     dtr__recording_free(r);
     return found;

@@ -356,6 +356,34 @@ START_TEST(Q1_two_roots_and_no_more) {
 }
 END_TEST
 
+/* The same, but what the ranks call next agrees, and so does all after it: of what they have called
+ * before, recordings and reports of other nodes still tell. */
+START_TEST(Q1_two_roots_and_then_agreement) {
+    enum { AFTER = 6 };
+    dtr_world *w = world_at("off");
+    dtr_group *g = group_on(w, "cpu:mpi", 600);
+    float x = 1;
+    dtr_buffer b = dtr_cpu(&x, 1, DTR_F32);
+    dtr_status s = dtr_broadcast(g, b, th_rank() == 1 ? 1 : 0, NULL, NULL);
+    TH_CHECK(s == DTR_OK || s == DTR_ERR_MISMATCH, "%s", dtr_status_name(s));
+    for (int i = 0; i < AFTER; i++) {
+        s = dtr_barrier(g, NULL, NULL);
+        TH_CHECK(s == DTR_OK || s == DTR_ERR_MISMATCH, "%s", dtr_status_name(s));
+    }
+    for (int ms = 0; dtr_group_status(g) == DTR_OK && ms < 20000; ms += 2) {
+        usleep(2000);
+    }
+    TH_IS(dtr_group_status(g), DTR_ERR_MISMATCH); /* without a further message */
+    TH_IS(dtr_broadcast(g, b, 0, NULL, NULL), DTR_ERR_MISMATCH);
+    TH_MESSAGE("disagree on the root of broadcast: most have 0 (rank 0, called at "
+               "engine_mismatch.c:");
+    TH_MESSAGE("rank 1 has 1 (called at engine_mismatch.c:");
+    TH_OK(dtr_group_destroy(g));
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
 /* reliability:CP5, FI10: each of two ranks waits for the other's broadcast. What their limit ends
  * is told as what it is. */
 START_TEST(CP5_mismatch_rather_than_timeout) {
@@ -380,6 +408,7 @@ static void make(Suite *s) {
     th_add(tc, DBG7_COL32_COA17_counts, 2, 0);
     th_add(tc, DBG4_missing_rank_is_named, 2, 0);
     th_add(tc, Q1_two_roots_and_no_more, 2, 0);
+    th_add(tc, Q1_two_roots_and_then_agreement, 2, 0);
     th_add(tc, CP5_mismatch_rather_than_timeout, 2, 2);
     th_add(tc, DBG10_levels_change_nothing, 2, 0);
 }
