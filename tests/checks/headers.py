@@ -14,6 +14,7 @@ from common import LAYERS, ROOT, public_headers, read, verdict
 generated, cc, cxx, *mpi_folders = sys.argv[1:]
 LANGUAGES = (("C11", [cc, "-x", "c", "-std=c11", "-Wstrict-prototypes"]), ("C++17", [cxx, "-x", "c++", "-std=c++17"]))
 FLAGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pedantic-errors", "-Werror", "-fsyntax-only", "-H"]
+# NCC18: and nothing of NCCL.
 FOREIGN = re.compile(r"^\.+ .*/(mpi|cuda\w*|nccl)\.h$", re.M)
 
 folders = [generated] + [os.path.join(ROOT, layer, "include") for layer in LAYERS]

@@ -1,7 +1,6 @@
 /* DTR_DEBUG=detail on device memory, on the stand-ins: collectives wait for all their ranks and are
  * compared before data moves, the results are those of the other levels, and groups that are used
- * in different orders are named; reliability and collectives:DBG4, DBG5, DBG6, DBG10, groups:NEW36.
- */
+ * in different orders are named; collectives:DBG4, DBG5, DBG6, DBG10, groups:NEW36. */
 #include <stdio.h>
 #include <string.h>
 

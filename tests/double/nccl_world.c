@@ -23,8 +23,8 @@ static const char *reason(void) {
                                           : "share one GPU";
 }
 
-/* GP4, GP5, GP6, NCC15, NCC17, reliability:FI38: an automatic group goes by stage on all ranks,
- * with one warning and without a call of NCCL. */
+/* GP4, GP5, GP6, NCC12, NCC15, NCC17, reliability:FI38: an automatic group goes by stage on all
+ * ranks, with one warning and without a call of NCCL. */
 START_TEST(GP5_automatic) {
     dtr_buffer b = filled(N, 1);
     th_log_clear();
@@ -37,13 +37,15 @@ START_TEST(GP5_automatic) {
     int warnings = th_log_count("travel through host memory");
     TH_CHECK(warnings == (dtr_group_rank(th_group()) == 0), "%d warnings", warnings);
     TH_CHECK(warnings == th_log_count(reason()), "the warning does not say: %s", reason());
+    TH_CHECK((dtr_nccl_version() == 0) == (strcmp(pose(), "none") == 0), "version %llx",
+             (unsigned long long)dtr_nccl_version());
     drop(b);
     TH_AGREE();
 }
 END_TEST
 
-/* GP9, CFG15, NCC15: where nccl is named, the group is refused on all ranks, with the reason and a
- * way out. */
+/* GP9, CFG15, NCC12, NCC15, NCC17: where nccl is named, the group is refused on all ranks, with the
+ * reason and a way out. */
 START_TEST(GP9_named) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_group *g = NULL;

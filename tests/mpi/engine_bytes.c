@@ -1,4 +1,4 @@
-/* Byte strings (OBJ rows). */
+/* Byte strings (OBJ rows; OBJ4: each call returns when it is over, there is no work to ask for). */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>

@@ -26,6 +26,7 @@ add_test(NAME runtime_world_alone COMMAND test_runtime_world library)
 set_tests_properties(runtime_world_alone PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
 
 dtr_add_unit_test(harness_data SOURCES unit/harness_data.c)
+dtr_add_unit_test(coll_blocks SOURCES unit/coll_blocks.c)
 dtr_add_unit_test(groups_select SOURCES unit/groups_select.c)
 dtr_add_unit_test(shm_limits SOURCES unit/shm_limits.c)
 
