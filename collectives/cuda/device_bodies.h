@@ -18,8 +18,8 @@ DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
     (void)atomicMin((unsigned long long *)at, (unsigned long long)v);
 }
 #else
+#include "cuda/device_touch.h"
 #define DTR__BODY static inline
-void *fake_touch(const void *p); /* of the stand-in: where the bytes of a device address are */
 #define DTR__TOUCH(p) fake_touch(p)
 #define DTR__UNROLL_1
 #define DTR__UNROLL_4

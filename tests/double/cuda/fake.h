@@ -57,9 +57,6 @@ int fake_device(void); /* current one of this thread */
 typedef enum fake_class { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_class;
 /* Where an address lies; `device` gets the owner of device memory. */
 fake_class fake_classify(const void *p, int *device);
-/* What a kernel or copy touches when it is given this address: the alias of device memory, pinned
- * memory itself. Anything else ends the process, as a kernel would fail. */
-void *fake_touch(const void *p);
 size_t fake_blocks(bool pinned, bool print); /* live ones */
 
 /* ---- streams (fake_stream.c) ---- */

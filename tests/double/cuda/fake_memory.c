@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cuda/device_touch.h"
+
 enum { PAGE = 4096 };
 #define PER_DEVICE ((size_t)64 << 30)
 #define ALL ((size_t)FAKE_DEVICES * PER_DEVICE)
