@@ -73,6 +73,7 @@ dtr_status dtr_group_get_stats(const dtr_group *group, dtr_group_stats *stats) {
                             .comms_by_split = atomic_load(&group->comms_by_split),
                             .comms_by_init = atomic_load(&group->comms_by_init),
                             .helpers_left = dtr__nccl_helpers(group) };
+    dtr__nccl_memory_stats(group, &all.blocks_registered, &all.blocks_windows);
     fill_marks(group, &all);
     memcpy(stats, &all, all.struct_size < sizeof(all) ? all.struct_size : sizeof(all));
     return DTR_OK;

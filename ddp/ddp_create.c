@@ -202,7 +202,8 @@ static dtr_status connect(dtr_ddp *ddp, dtr_group *group, dtr_status mine) {
     DTR_TRY(dtr__ddp_verify(ddp, mine));
     dtr__ddp_group_adopt(ddp, group);
     DTR_TRY(dtr__ddp_delayed_connect(ddp, &ddp->delayed.group));
-    return initial_sync(ddp);
+    DTR_TRY(initial_sync(ddp));
+    return dtr__ddp_device_tell(ddp);
 }
 
 static void give_up(dtr_ddp *ddp) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ddp_internal.h"
+#include "nccl/nccl_calls.h"
 
 static dtr_status event_new(const dtr_ddp *ddp, void **event) {
     DTR_CUDA_TRY(ddp->gpu.ops->event_new(ddp->gpu.index, false, event), DTR_ERR_CUDA);
@@ -248,6 +249,30 @@ dtr_status dtr__ddp_device_connect(dtr_ddp *ddp) {
     if (s < 0) {
         dtr__group_break(ddp->group, s); /* the others wait */
     }
+    return s;
+}
+
+dtr_status dtr__ddp_device_tell(dtr_ddp *ddp) {
+    const char *way = "";
+    size_t n = 0;
+    if (!dtr__ddp_on_device(ddp)) {
+        return DTR_OK;
+    }
+    void **list = malloc((ddp->n_buckets + 1) * sizeof *list);
+    for (size_t b = 0; b < ddp->n_buckets; b++) {
+        const dtr_tensor *memory = ddp->buckets[b].memory;
+        if (memory != NULL && memory->numel > 0) { /* else the rows of a sparse parameter */
+            n++;
+            if (list != NULL) {
+                list[n - 1] = memory->data;
+            }
+        }
+    }
+    dtr_status s = dtr__nccl_windows(ddp->group, ddp->gpu.index, list, n, &way);
+    free(list);
+    pthread_mutex_lock(&ddp->stats_lock);
+    ddp->gpu.way = way;
+    pthread_mutex_unlock(&ddp->stats_lock);
     return s;
 }
 

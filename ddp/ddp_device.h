@@ -28,6 +28,8 @@ dtr_status dtr__ddp_device_alone(dtr_ddp *ddp);
 dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
 /* The first collective waits for all ranks: have it behind us. */
 dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
+/* Let NCCL know the memory of new buckets as well as it can; collective, no bucket is in use. */
+dtr_status dtr__ddp_device_tell(dtr_ddp *ddp);
 void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
 /* `stream` goes on behind all who contributed to a bucket. */
 dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream);

@@ -97,7 +97,7 @@ static dtr_status move(dtr_ddp *ddp, dtr_group *group, const char *entry) {
     pthread_mutex_unlock(&ddp->stats_lock);
     dtr__ddp_label_buckets(ddp);
     (void)dtr__ddp_describe(ddp); /* without memory the older text stays */
-    return DTR_OK;
+    return dtr__ddp_device_tell(ddp);
 }
 
 /* This rank takes no further part. */

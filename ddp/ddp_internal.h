@@ -111,6 +111,7 @@ typedef struct dtr__ddp_gpu {
     pthread_mutex_t lock; /* event, and the feeds of all buckets */
     void *event;
     dtr_tensor *staging; /* what many small tensors are sent from; made when needed */
+    const char *way;     /* how NCCL knows the buckets, NULL: not; stats_lock */
     /* Times of steps (ddp_timing.c). The lock guards all but `now`, which is the open iteration's:
      * set before anybody adds to it and taken after. */
     void *watch;                            /* follows the buckets on their way */

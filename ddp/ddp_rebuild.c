@@ -155,6 +155,7 @@ dtr_status dtr__ddp_rebuild(dtr_ddp *ddp) {
     ddp->count.rebuilds++;
     pthread_mutex_unlock(&ddp->stats_lock);
     ddp->rebuild_due = false;
+    DTR_TRY(changed ? dtr__ddp_device_tell(ddp) : DTR_OK);
     (void)dtr__ddp_describe(ddp); /* without memory the older text stays */
     dtr__ddp_span(ddp, "ddp_rebuild", ddp->label, start, 0);
     return DTR_OK;

@@ -198,6 +198,7 @@ static dtr_ddp_stats snapshot(const dtr_ddp *ddp) {
         .copied_in_bytes = c->copied_in_bytes,
         .copied_out_bytes = c->copied_out_bytes,
         .timed_steps = c->timed,
+        .bucket_memory = ddp->gpu.way != NULL ? ddp->gpu.way : "",
     };
 }
 

@@ -109,8 +109,10 @@ typedef struct dtr__memory_hooks {
      * NULL: it has none. */
     void *(*take)(dtr_world *world, int device, size_t nbytes);
     dtr_status (*give)(int device, void *block);
-    /* A block begins; and ends, before its memory is given back. */
-    void (*begins)(dtr_world *world, int device, void *block, size_t nbytes);
+    /* A block begins, whose memory is from `take` or not; and ends, before its memory is given
+     * back.
+     */
+    void (*begins)(dtr_world *world, int device, void *block, size_t nbytes, bool taken);
     void (*ends)(dtr_world *world, void *block, size_t nbytes);
 } dtr__memory_hooks;
 void dtr__memory_hook(dtr_world *world, const dtr__memory_hooks *hooks);

@@ -201,7 +201,7 @@ static dtr_status device_memory(dtr_world *world, dtr_mem kind, block *b, void *
                         b->nbytes, b->device, code, ctx.native_text);
     }
     if (hooks != NULL && hooks->begins != NULL) {
-        hooks->begins(world, b->device, p, b->nbytes);
+        hooks->begins(world, b->device, p, b->nbytes, b->lent);
     }
     *ptr = p;
     return DTR_OK;

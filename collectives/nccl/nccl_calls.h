@@ -27,6 +27,17 @@ bool dtr__gpus_all_named(const dtr__gpus *gpus); /* every rank's options have a 
 typedef struct dtr__nccl_blocks dtr__nccl_blocks;
 dtr_status dtr__nccl_blocks_open(dtr_world *world, dtr__nccl_blocks **blocks);
 void dtr__nccl_blocks_free(dtr__nccl_blocks *blocks);
+/* Make blocks of dtr_alloc windows of the communicator of all members for this device, where NCCL
+ * has such, on all ranks or on none: collective, with the same blocks as far as the program knows,
+ * none of them in use (NULL: there was no memory for the list). A failure breaks the group; that
+ * there are no windows is none. `way`: how NCCL knows the blocks now, "" where it does not know
+ * all of them. */
+#define DTR__NCCL_WAY_WINDOWS "windows"
+#define DTR__NCCL_WAY_REGISTERED "registered"
+dtr_status dtr__nccl_windows(dtr_group *g, int device, void *const *blocks, size_t n,
+                             const char **way);
+/* Adds up what the communicators of the group know. */
+void dtr__nccl_memory_stats(const dtr_group *g, uint64_t *registered, uint64_t *windows);
 
 /* Whether NCCL can serve a group, found while it is made: all members are here, group->comm is
  * ready. DTR_ERR_UNSUPPORTED, on all members, where it was named and cannot. */

@@ -55,6 +55,7 @@ typedef struct gpu_rank {
     int32_t nccl;     /* version, 0: cannot be used */
     int32_t devices;
     int32_t several; /* the user lets NCCL put several ranks on one GPU */
+    int32_t windows; /* memory is to be made known to NCCL, which can have windows of it */
     /* Device of the world's options, or one of these. */
     int32_t named;
     unsigned char uuid[GPUS][UUID];
@@ -112,6 +113,8 @@ static void describe_own(const dtr_world *world, gpu_rank *own) {
     own->devices = cuda->count;
     own->nccl_id = id != NULL && id[0] != '\0' ? hash(1, id) : 0;
     own->several = several != NULL && strcmp(several, "1") == 0 && l->version >= 23003;
+    own->windows = dtr__opt_number(&world->options, DTR__OPT_NCCL_REGISTER) != 0 &&
+                   l->ops != NULL && l->ops->windows();
     snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
     dtr__pci pci[GPUS] = { { 0 } };
     int n = listed(own);
@@ -224,6 +227,14 @@ static bool nccl_everywhere(const dtr_group *g, char *why, size_t cap) {
         }
     }
     return true;
+}
+
+bool dtr__nccl_windows_wanted(const dtr_group *g) {
+    bool all = g->world->groups->gpus != NULL;
+    for (int r = 0; r < g->size && all; r++) {
+        all = member(g, r)->windows != 0;
+    }
+    return all;
 }
 
 /* The device a rank is going to use; -1: not known before it does. */

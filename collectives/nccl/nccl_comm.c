@@ -26,6 +26,7 @@ static void free_events(const dtr__nccl_comm *c, dtr__nccl_event *e) {
 
 static void comm_free(dtr__nccl_comm *c) {
     dtr__nccl_blocks_drop(c, false);
+    dtr__nccl_places_free(c);
     free_events(c, c->idle);
     free_events(c, c->kept);
     dtr__nccl_looks_free(c);
@@ -71,7 +72,7 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
 dtr__nccl_comm *dtr__nccl_comm_find(struct dtr__nccl *n, int device, int low, int high) {
     pthread_mutex_lock(&n->lock);
     dtr__nccl_comm *c = n->comms;
-    while (c != NULL && (c->device != device || c->low != low || c->high != high)) {
+    while (c != NULL && (c->device != device || c->low != low || c->high != high || c->replaced)) {
         c = c->next;
     }
     pthread_mutex_unlock(&n->lock);

@@ -5,70 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exchange.h"
-#include "nccl/nccl_internal.h"
+#include "nccl/nccl_meeting.h"
 #include "rt_recording.h"
 
-enum { LATE_MS = 300 }; /* the first rank, who knows more, is to be the one who gives up */
-
-/* How a rank's start of NCCL went, and what is to become of all of them. */
-typedef struct outcome {
-    int32_t refused;
-    char text[180];
-} outcome;
-
-typedef struct meeting {
-    dtr__nccl_comm *comm;
-    dtr_group *group;
-    double began, limit_s;
-    dtr__backoff backoff;
-} meeting;
-
-/* ---- messages ---- */
-
-static int group_rank(const dtr__nccl_comm *c, int rank) {
-    return c->low < 0 ? rank : rank == 0 ? c->low : c->high;
-}
-
-/* Keys are those of the group, which makes one communicator for a pair and a device in its life. */
-static int begin_key(const dtr__nccl_comm *c, char key[DTR__KEY_SIZE]) {
-    return c->low < 0 ? snprintf(key, DTR__KEY_SIZE, "nccl/%u/", c->number)
-                      : snprintf(key, DTR__KEY_SIZE, "nccl/%d-%d/%d/", c->low, c->high, c->device);
-}
-
-static const char *key_of(const dtr__nccl_comm *c, const char *what, int rank,
-                          char key[DTR__KEY_SIZE]) {
-    int n = begin_key(c, key);
-    snprintf(key + n, DTR__KEY_SIZE - (size_t)n, "%s/%d", what, rank);
-    return key;
-}
-
-static dtr_status tell(const meeting *m, int rank, const char *what, int about, const void *value,
-                       size_t nbytes) {
-    char key[DTR__KEY_SIZE];
-    return dtr__exchange_tell(m->group, DTR_CUDA, group_rank(m->comm, rank),
-                              key_of(m->comm, what, about, key), value, nbytes);
-}
-
-static dtr_status tell_all(const meeting *m, const char *what, const void *value, size_t nbytes) {
-    for (int r = 1; r < m->comm->size; r++) {
-        DTR_TRY(tell(m, r, what, 0, value, nbytes));
-    }
-    return DTR_OK;
-}
-
-static dtr_status look(const meeting *m, const char *what, int about, void *value, size_t nbytes,
-                       bool *found) {
-    char key[DTR__KEY_SIZE];
-    dtr__error_context ctx = { .world = m->group->world, .group = m->group->name };
-    size_t got = 0;
-    DTR_TRY(dtr__exchange_look(m->group, DTR_CUDA, key_of(m->comm, what, about, key), value, nbytes,
-                               &got, found));
-    DTR_REQUIRE(!*found || got == nbytes, &ctx, DTR_ERR_INTERNAL,
-                "group '%s': key \"%s\" has %zu bytes instead of %zu", m->group->name, key, got,
-                nbytes);
-    return DTR_OK;
-}
+typedef dtr__nccl_outcome outcome;
+typedef dtr__nccl_meeting meeting;
 
 /* ---- waiting ---- */
 
@@ -80,9 +21,10 @@ static int list_absent(const meeting *m, char *text, size_t cap) {
     text[0] = '\0';
     for (int r = 1; r < m->comm->size; r++) {
         bool found = false;
-        if (look(m, "join", r, &here, 1, &found) == DTR_OK && !found && absent++ < NAMED) {
+        if (dtr__nccl_meeting_look(m, "join", r, &here, 1, &found) == DTR_OK && !found &&
+            absent++ < NAMED) {
             size_t at = strlen(text);
-            int g = group_rank(m->comm, r);
+            int g = dtr__nccl_meeting_rank(m->comm, r);
             snprintf(text + at, cap - at, "%srank %d (world %d)", at > 0 ? ", " : "", g,
                      m->group->world_ranks[g]);
         }
@@ -95,7 +37,7 @@ static dtr_status expired(const meeting *m) {
     const dtr__nccl_comm *c = m->comm;
     dtr_group *g = m->group;
     dtr__error_context ctx = { .world = g->world, .group = g->name };
-    int first = group_rank(c, 0);
+    int first = dtr__nccl_meeting_rank(c, 0);
     if (c->rank != 0) {
         return DTR_FAIL(&ctx, DTR_ERR_TIMEOUT,
                         "group '%s': rank %d has not got the NCCL communicator for cuda:%d within "
@@ -117,73 +59,23 @@ static dtr_status expired(const meeting *m) {
                     g->name, c->size, c->device, m->limit_s);
 }
 
-/* Between two looks. */
-static dtr_status rest(meeting *m) {
-    dtr_world *w = m->group->world;
-    double limit = m->limit_s + (m->comm->rank != 0 ? LATE_MS * 1e-3 : 0);
-    dtr__notices_visit(w);
-    if (atomic_load_explicit(&m->group->status, memory_order_acquire) != DTR_OK) {
-        return dtr__group_broken(m->group);
-    }
-    if (dtr__now() - m->began >= limit) {
-        return expired(m);
-    }
-    if (!dtr__progress_has_thread(w)) {
-        dtr__progress_poll_all(w);
-    }
-    dtr__backoff_pause(w, &m->backoff);
-    return DTR_OK;
-}
-
-static dtr_status await(meeting *m, const char *what, int about, void *value, size_t nbytes) {
-    bool found = false;
-    for (;;) {
-        DTR_TRY(look(m, what, about, value, nbytes, &found));
-        if (found) {
-            return DTR_OK;
-        }
-        DTR_TRY(rest(m));
-    }
-}
-
 /* ---- the steps ---- */
 
 static dtr_status get_identifier(meeting *m, unsigned char id[DTR__NCCL_ID]) {
     dtr__nccl_comm *c = m->comm;
     char here = 1;
     if (c->rank != 0) {
-        DTR_TRY(tell(m, 0, "join", c->rank, &here, 1));
-        return await(m, "id", 0, id, DTR__NCCL_ID);
+        DTR_TRY(dtr__nccl_meeting_tell(m, 0, "join", c->rank, &here, 1));
+        return dtr__nccl_meeting_await(m, "id", 0, id, DTR__NCCL_ID);
     }
     for (int r = 1; r < c->size; r++) {
-        DTR_TRY(await(m, "join", r, &here, 1));
+        DTR_TRY(dtr__nccl_meeting_await(m, "join", r, &here, 1));
     }
     int code = c->ops->unique_id(id);
     if (code != 0) {
         return dtr__nccl_failed(c, NULL, "ncclGetUniqueId", code);
     }
-    return tell_all(m, "id", id, DTR__NCCL_ID);
-}
-
-/* Whether a rank that shares the communicator has already been refused by NCCL. */
-static dtr_status look_for_refusal(meeting *m, outcome *o) {
-    bool found = false;
-    if (m->comm->rank != 0) {
-        outcome all = { 0 };
-        DTR_TRY(look(m, "all", 0, &all, sizeof all, &found));
-        if (found && all.refused) {
-            *o = all;
-        }
-        return DTR_OK;
-    }
-    for (int r = 1; r < m->comm->size && !o->refused; r++) {
-        outcome one = { 0 };
-        DTR_TRY(look(m, "own", r, &one, sizeof one, &found));
-        if (found && one.refused) {
-            *o = one;
-        }
-    }
-    return DTR_OK;
+    return dtr__nccl_meeting_tell_all(m, "id", id, DTR__NCCL_ID);
 }
 
 static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
@@ -197,7 +89,7 @@ static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
                    : busy;
     pthread_mutex_unlock(&c->lock);
     while (code == busy) {
-        DTR_TRY(look_for_refusal(m, o));
+        DTR_TRY(dtr__nccl_meeting_seen(m, o));
         if (o->refused) {
             return DTR_OK;
         }
@@ -205,7 +97,7 @@ static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
             return dtr__group_broken(m->group);
         }
         if (code == busy) { /* who is ready when looked at has not come too late */
-            DTR_TRY(rest(m));
+            DTR_TRY(dtr__nccl_meeting_rest(m));
         }
     }
     if (code == c->ops->invalid_usage() && g->cuda_use == 'a') {
@@ -217,16 +109,13 @@ static dtr_status start(meeting *m, const unsigned char *id, outcome *o) {
     return code == 0 ? DTR_OK : dtr__nccl_failed(c, NULL, function, code);
 }
 
-static dtr_status agree(meeting *m, outcome *o) {
-    dtr__nccl_comm *c = m->comm;
-    if (c->rank != 0) {
-        DTR_TRY(tell(m, 0, "own", c->rank, o, sizeof *o));
-        return await(m, "all", 0, o, sizeof *o);
+/* Keys are those of the group, which makes one communicator for a pair and a device in its life. */
+static void begin_key(const dtr__nccl_comm *c, char *key, size_t cap) {
+    if (c->low < 0) {
+        snprintf(key, cap, "nccl/%u/", c->number);
+    } else {
+        snprintf(key, cap, "nccl/%d-%d/%d/", c->low, c->high, c->device);
     }
-    for (int r = 1; r < c->size && !o->refused; r++) {
-        DTR_TRY(await(m, "own", r, o, sizeof *o));
-    }
-    return tell_all(m, "all", o, sizeof *o);
 }
 
 /* What one rank was told about the devices holds for the group. */
@@ -284,12 +173,18 @@ void dtr__nccl_tell(const dtr__nccl_comm *c, const char *how, double exchange_s,
 static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {
     dtr_group *g = c->group;
     unsigned char id[DTR__NCCL_ID];
-    meeting m = { .comm = c, .group = g, .began = dtr__now(), .limit_s = dtr__nccl_init_limit(g) };
+    meeting m = { .comm = c,
+                  .group = g,
+                  .worst = 1,
+                  .began = dtr__now(),
+                  .limit_s = dtr__nccl_init_limit(g),
+                  .expired = expired };
+    begin_key(c, m.prefix, sizeof m.prefix);
     DTR_TRY(get_identifier(&m, id));
     double exchanged = dtr__now();
     dtr__rec_began(g->world, record, dtr__stamp_ns()); /* what came before is the exchange */
     DTR_TRY(start(&m, id, o));
-    DTR_TRY(agree(&m, o));
+    DTR_TRY(dtr__nccl_meeting_agree(&m, o));
     if (!o->refused) {
         dtr__nccl_tell(c, "init", exchanged - m.began, dtr__now() - exchanged);
     }
@@ -318,12 +213,24 @@ dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *c) {
         give_way(c, &o);
         return DTR_OK;
     }
-    (void)begin_key(c, key);
+    begin_key(c, key, sizeof key);
     dtr__exchange_forget(g, key); /* all have been read */
     c->ready = true;
     dtr__nccl_blocks_join(c);
     atomic_fetch_add(&g->comms_by_init, 1);
     return DTR_OK;
+}
+
+dtr_status dtr__nccl_renew(dtr__nccl_comm *c, dtr__nccl_comm **fresh) {
+    struct dtr__nccl *n = c->group->nccl;
+    c->ready = false;
+    pthread_mutex_lock(&n->lock);
+    c->replaced = true;
+    pthread_mutex_unlock(&n->lock);
+    dtr__nccl_abort(c);
+    (void)dtr__nccl_ended(c, 1);
+    DTR_TRY(dtr__nccl_comm_of(n, c->device, -1, -1, fresh));
+    return dtr__nccl_connect_or_break(*fresh);
 }
 
 /* ---- on demand ---- */

@@ -30,6 +30,7 @@ typedef struct dtr__nccl_comm {
     uint32_t number;      /* of this group's communicators of its kind, the same on all its ranks */
     bool local;           /* a group of one rank: a stream, and no NCCL */
     bool ready;           /* turn */
+    bool replaced;        /* by another one for the same ranks; lock of the group's table */
     pthread_mutex_t lock; /* handle; one native call at a time, which may not return */
     void *handle;
     pthread_mutex_t pool_lock; /* idle, looks; held briefly */
@@ -60,6 +61,8 @@ typedef struct dtr__nccl_comm {
     _Atomic uint64_t blocks_seen;     /* written with lock */
     struct dtr__nccl_registration *entries; /* pool_lock */
     bool told;                              /* of a failure; lock */
+    struct dtr__nccl_places *places;        /* turn; its end */
+    uint32_t meetings;                      /* about windows; turn */
 } dtr__nccl_comm;
 
 struct dtr__nccl {
@@ -74,6 +77,7 @@ struct dtr__nccl {
     const char *warned[8]; /* reasons that have been told */
     uint32_t made;         /* communicators of all members; turn */
     _Atomic int refused;   /* NCCL does not take these devices: agreed */
+    bool windowless;       /* NCCL makes no windows for this group: agreed; turn */
 };
 
 /* What a call has before NCCL is asked for it. */
@@ -152,6 +156,9 @@ bool dtr__nccl_look(dtr__nccl_comm *comm, int *code);
  * DTR_OK too where NCCL refused
  * the devices, which `refused` of the group says then. */
 dtr_status dtr__nccl_connect_or_break(dtr__nccl_comm *comm);
+/* The ranks give a communicator of all members up, together, and make another; turn held. A failure
+ * breaks the group. */
+dtr_status dtr__nccl_renew(dtr__nccl_comm *comm, dtr__nccl_comm **fresh);
 /* Seconds that making a communicator may take. */
 double dtr__nccl_init_limit(const dtr_group *g);
 /* The record of making one, and the line about one that has been made. */
@@ -187,8 +194,21 @@ void dtr__nccl_blocks_leave(dtr__nccl_comm *comm);
 /* After that, before NCCL's part ends: empties the table; `native`, with lock held: at NCCL too. */
 void dtr__nccl_blocks_drop(dtr__nccl_comm *comm, bool native);
 /* A block of memory begins and ends; DTR_ERR_INTERNAL where it is there already, or is not. */
-dtr_status dtr__nccl_block_add(dtr__nccl_blocks *blocks, int device, void *ptr, size_t nbytes);
+/* own: it is memory of NCCL's allocator. */
+dtr_status dtr__nccl_block_add(dtr__nccl_blocks *blocks, int device, void *ptr, size_t nbytes,
+                               bool own);
 dtr_status dtr__nccl_block_remove(dtr__nccl_blocks *blocks, const void *ptr);
+/* A block that can become a window: of NCCL's own memory, on this device; its size. */
+bool dtr__nccl_block_fits(dtr__nccl_blocks *blocks, int device, const void *ptr, size_t *nbytes);
+/* From here on, as long as the communicator knows the block, it is this window of it; false: no
+ * memory to note that. */
+bool dtr__nccl_block_window(dtr__nccl_comm *comm, const void *ptr, void *window);
+/* Of the blocks that the communicator knows: how many NCCL has registered, and has as windows. */
+void dtr__nccl_blocks_count(dtr__nccl_comm *comm, uint64_t *registered, uint64_t *windows);
+bool dtr__nccl_block_registered(dtr__nccl_comm *comm, const void *ptr);
+
+/* ---- nccl_window.c ---- */
+void dtr__nccl_places_free(dtr__nccl_comm *comm);
 
 /* ---- nccl_use.c ---- */
 bool dtr__device_memory_used(dtr_world *world, const void *block, size_t nbytes);
@@ -209,6 +229,8 @@ void dtr__nccl_looks_give(dtr__nccl_comm *comm, dtr__nccl_looks *looks);
 void dtr__nccl_looks_free(const dtr__nccl_comm *comm); /* those given back */
 
 /* ---- nccl_choice.c ---- */
+/* Whether every member is to have windows, and its NCCL can make them. */
+bool dtr__nccl_windows_wanted(const dtr_group *g);
 /* Whether nccl serves a group at all, and a call; where it does not, `why` says for what reason. */
 bool dtr__nccl_serves_group(const dtr_group *g, const char **why);
 bool dtr__nccl_serves(const dtr_group *g, const dtr__call *c, const char **why);

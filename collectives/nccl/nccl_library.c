@@ -37,6 +37,32 @@ typedef ncclResult_t (*memory_new_fn)(void **, size_t);
 typedef ncclResult_t (*memory_free_fn)(void *);
 typedef ncclResult_t (*register_fn)(ncclComm_t, void *, size_t, void **);
 typedef ncclResult_t (*deregister_fn)(ncclComm_t, void *);
+#if NCCL_VERSION_CODE < 22700
+typedef struct ncclWindow_vidmem *ncclWindow_t;
+#define NCCL_WIN_COLL_SYMMETRIC 1
+#endif
+typedef ncclResult_t (*window_fn)(ncclComm_t, void *, size_t, ncclWindow_t *, int);
+typedef ncclResult_t (*window_end_fn)(ncclComm_t, ncclWindow_t);
+
+/* Functions that the floor's header may lack have their types above; a header that has them must
+ * agree. */
+#define SAME_TYPE(f, type) \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(&f), type), #f " has another type")
+#if NCCL_VERSION_CODE >= 21900
+SAME_TYPE(ncclMemAlloc, memory_new_fn);
+SAME_TYPE(ncclMemFree, memory_free_fn);
+SAME_TYPE(ncclCommRegister, register_fn);
+SAME_TYPE(ncclCommDeregister, deregister_fn);
+#endif
+#if NCCL_VERSION_CODE >= 22700
+SAME_TYPE(ncclCommWindowRegister, window_fn);
+SAME_TYPE(ncclCommWindowDeregister, window_end_fn);
+#endif
+#if NCCL_VERSION_CODE >= 22800
+SAME_TYPE(ncclAlltoAll, alltoall_fn);
+SAME_TYPE(ncclGather, rooted_fn);
+SAME_TYPE(ncclScatter, rooted_fn);
+#endif
 
 #define MEMBER(f) __typeof__(&f) f;
 #define NO_MEMBER(f, name, since)
@@ -48,6 +74,8 @@ static struct {
     memory_free_fn MemFree;
     register_fn CommRegister;
     deregister_fn CommDeregister;
+    window_fn WindowRegister;
+    window_end_fn WindowDeregister;
 } nccl;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -338,6 +366,20 @@ static int memory_remove(int device, void *comm, void *registration) {
     ON_DEVICE(device, nccl.CommDeregister(comm, registration));
 }
 
+static bool windows(void) {
+    return NCCL_VERSION_CODE >= DTR__NCCL_WINDOWS && registers() && nccl.WindowRegister != NULL &&
+           nccl.WindowDeregister != NULL;
+}
+
+static int window_add(int device, void *comm, void *ptr, size_t nbytes, void **window) {
+    ON_DEVICE(device, nccl.WindowRegister(comm, ptr, nbytes, (ncclWindow_t *)window,
+                                          NCCL_WIN_COLL_SYMMETRIC));
+}
+
+static int window_remove(int device, void *comm, void *window) {
+    ON_DEVICE(device, nccl.WindowDeregister(comm, window));
+}
+
 extern const dtr__nccl_ops dtr_cuda_nccl_ops;
 __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .abi = DTR__NCCL_ABI,
@@ -368,4 +410,7 @@ __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .memory_free = memory_free,
     .memory_add = memory_add,
     .memory_remove = memory_remove,
+    .windows = windows,
+    .window_add = window_add,
+    .window_remove = window_remove,
 };

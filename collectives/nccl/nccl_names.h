@@ -20,13 +20,15 @@
     X(ncclRecv)
 
 /* Y(function, short name, version): used from that version on, where it is found. */
-#define DTR__NCCL_LATER(Y)                       \
-    Y(ncclMemAlloc, MemAlloc, 21900)             \
-    Y(ncclMemFree, MemFree, 21900)               \
-    Y(ncclCommRegister, CommRegister, 21900)     \
-    Y(ncclCommDeregister, CommDeregister, 21900) \
-    Y(ncclAlltoAll, AlltoAll, 22800)             \
-    Y(ncclGather, Gather, 22800)                 \
+#define DTR__NCCL_LATER(Y)                               \
+    Y(ncclMemAlloc, MemAlloc, 21900)                     \
+    Y(ncclMemFree, MemFree, 21900)                       \
+    Y(ncclCommRegister, CommRegister, 21900)             \
+    Y(ncclCommDeregister, CommDeregister, 21900)         \
+    Y(ncclCommWindowRegister, WindowRegister, 22700)     \
+    Y(ncclCommWindowDeregister, WindowDeregister, 22700) \
+    Y(ncclAlltoAll, AlltoAll, 22800)                     \
+    Y(ncclGather, Gather, 22800)                         \
     Y(ncclScatter, Scatter, 22800)
 
 #endif /* DTR_NCCL_NAMES_H */

@@ -8,9 +8,10 @@
 
 #include <dtr/coll.h>
 
-enum { DTR__NCCL_ABI = 3, DTR__NCCL_ID = 128 };
+enum { DTR__NCCL_ABI = 4, DTR__NCCL_ID = 128 };
 enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-blocking mode */
 enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
+enum { DTR__NCCL_WINDOWS = 22700 };   /* oldest one that makes windows of memory */
 enum { DTR__NCCL_ABORTS = 22200 };    /* oldest one that aborts several communicators as a group */
 
 /* Limits of thread blocks are 0 where NCCL is to choose. */
@@ -80,6 +81,13 @@ typedef struct dtr__nccl_ops {
     int (*memory_free)(int device, void *ptr);
     int (*memory_add)(int device, void *comm, void *ptr, size_t nbytes, void **registration);
     int (*memory_remove)(int device, void *comm, void *registration);
+    /* Memory of `memory_new` as a window that all ranks can reach, at the same place of the blocks
+     * of all; only where `windows` says so: 2.27, when built and when run. All ranks of the
+     * communicator add one; each removes its own. *window may be set until the communicator's state
+     * is no longer in progress; NULL then: NCCL has none here. */
+    bool (*windows)(void);
+    int (*window_add)(int device, void *comm, void *ptr, size_t nbytes, void **window);
+    int (*window_remove)(int device, void *comm, void *window);
 } dtr__nccl_ops;
 
 /* Symbol of libdtr_cuda. */

@@ -15,6 +15,7 @@ typedef struct memory_block {
     void *ptr;
     size_t nbytes;
     int device;
+    bool own;        /* from NCCL's allocator */
     uint64_t number; /* from 1 */
 } memory_block;
 
@@ -35,6 +36,7 @@ typedef struct dtr__nccl_registration {
     struct dtr__nccl_registration *next;
     const void *ptr;
     void *native; /* NULL: NCCL took note of nothing */
+    void *window; /* NULL: none */
 } registration;
 
 static void nap_ms(void) {
@@ -125,7 +127,13 @@ static void add(const block_list *b, dtr__nccl_comm *c, const memory_block *m) {
     put_entry(c, e);
 }
 
+/* The end of a window may wait for the device, which may never have done what a communicator that
+ * is aborted was doing: NCCL then ends its windows with it. */
 static void remove_native(const dtr__nccl_comm *c, registration *e) {
+    if (e->window != NULL && c->handle != NULL && !aborted(c)) {
+        (void)settle(c, DTR_INSIDE_AS("ncclCommWindowDeregister",
+                                      c->ops->window_remove(c->device, c->handle, e->window)));
+    }
     if (e->native != NULL && c->handle != NULL) {
         (void)settle(c, DTR_INSIDE_AS("ncclCommDeregister",
                                       c->ops->memory_remove(c->device, c->handle, e->native)));
@@ -189,7 +197,7 @@ static dtr__nccl_comm *next_comm(block_list *b, uint64_t joined) {
     return found;
 }
 
-dtr_status dtr__nccl_block_add(block_list *b, int device, void *ptr, size_t nbytes) {
+dtr_status dtr__nccl_block_add(block_list *b, int device, void *ptr, size_t nbytes, bool own) {
     memory_block *m = malloc(sizeof *m), *same;
     DTR_REQUIRE(m != NULL, NULL, DTR_ERR_NOMEM, "no memory for the entry of a block on cuda:%d",
                 device);
@@ -199,7 +207,7 @@ dtr_status dtr__nccl_block_add(block_list *b, int device, void *ptr, size_t nbyt
     }
     if (same == NULL) {
         uint64_t number = atomic_load(&b->last) + 1;
-        *m = (memory_block){ b->newest, ptr, nbytes, device, number };
+        *m = (memory_block){ b->newest, ptr, nbytes, device, own, number };
         b->newest = m;
         atomic_store(&b->last, number);
     }
@@ -338,6 +346,54 @@ void dtr__nccl_blocks_drop(dtr__nccl_comm *c, bool native) {
     }
 }
 
+/* ---- what is known ---- */
+
+bool dtr__nccl_block_fits(block_list *b, int device, const void *ptr, size_t *nbytes) {
+    pthread_mutex_lock(&b->lock);
+    const memory_block *m = b->newest;
+    while (m != NULL && m->ptr != ptr) {
+        m = m->next;
+    }
+    bool fits = m != NULL && m->own && m->device == device;
+    *nbytes = fits ? m->nbytes : 0;
+    pthread_mutex_unlock(&b->lock);
+    return fits;
+}
+
+bool dtr__nccl_block_window(dtr__nccl_comm *c, const void *ptr, void *window) {
+    registration *e = take_entry(c, ptr); /* none: NCCL has not registered it */
+    if (e == NULL) {
+        e = calloc(1, sizeof *e);
+        if (e == NULL) {
+            return false;
+        }
+        e->ptr = ptr;
+    }
+    e->window = window;
+    put_entry(c, e);
+    return true;
+}
+
+void dtr__nccl_blocks_count(dtr__nccl_comm *c, uint64_t *registered, uint64_t *windows) {
+    pthread_mutex_lock(&c->pool_lock);
+    for (const registration *e = c->entries; e != NULL; e = e->next) {
+        *registered += e->native != NULL;
+        *windows += e->window != NULL;
+    }
+    pthread_mutex_unlock(&c->pool_lock);
+}
+
+bool dtr__nccl_block_registered(dtr__nccl_comm *c, const void *ptr) {
+    pthread_mutex_lock(&c->pool_lock);
+    const registration *e = c->entries;
+    while (e != NULL && e->ptr != ptr) {
+        e = e->next;
+    }
+    bool is = e != NULL && e->native != NULL;
+    pthread_mutex_unlock(&c->pool_lock);
+    return is;
+}
+
 /* ---- what the runtime calls for blocks of dtr_alloc ---- */
 
 static void *take(dtr_world *world, int device, size_t nbytes) {
@@ -367,10 +423,10 @@ static void warn_of(dtr_world *world, dtr_status s) {
     }
 }
 
-static void begins(dtr_world *world, int device, void *ptr, size_t nbytes) {
+static void begins(dtr_world *world, int device, void *ptr, size_t nbytes, bool own) {
     block_list *b = of_world(world);
     if (b != NULL && nbytes > 0) {
-        warn_of(world, dtr__nccl_block_add(b, device, ptr, nbytes));
+        warn_of(world, dtr__nccl_block_add(b, device, ptr, nbytes, own));
     }
 }
 

@@ -9,6 +9,14 @@ static int none(const char *status, const char *why) {
     return 1;
 }
 
+/* What NCCL would know of memory, were it told. */
+static void print_memory(const dtr__nccl_ops *ops) {
+    printf("  memory with DTR_NCCL_REGISTER=1: %s\n",
+           ops->windows()     ? "blocks are registered, buckets of DDP are windows of NCCL too"
+           : ops->registers() ? "blocks are registered; windows need NCCL 2.27"
+                              : "as without it, which needs NCCL 2.19");
+}
+
 int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool one_gpu) {
     const dtr__nccl_library *l = dtr__nccl_get();
     struct dtr__nccl n = { .group = g, .ops = one_gpu && g->size > 1 ? NULL : l->ops };
@@ -25,6 +33,9 @@ int dtr__device_why(dtr_group *g, const dtr__call *c, const char *wanted, bool o
     bool can = dtr__nccl_serves(g, c, &why), moved = dtr__nccl_alone(g);
     printf("  nccl   %s%s\n", can ? "can serve it" : "cannot: ", can ? "" : why);
     printf("  stage  can serve it, through host memory\n");
+    if (can && !moved) {
+        print_memory(l->ops);
+    }
     if (nccl && !can) {
         return none("DTR_ERR_UNSUPPORTED", "nccl is named, and what is named never falls back");
     }

@@ -50,6 +50,10 @@ dtr_add_double_mpi_test(double_nccl_register NPROCS 1 2 SOURCES nccl_register.c 
   ENVIRONMENT DTR_NCCL_REGISTER=1 DTR_FAKE_CUDA_NDEV=2)
 dtr_add_mpi_run(double_nccl_register_2_18 TARGET test_double_nccl_register NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_REGISTER=1 DTR_FAKE_CUDA_NDEV=2 DTR_FAKE_NCCL_VERSION=21805)
+# Buckets as windows, and a version that has none.
+dtr_add_double_mpi_test(double_nccl_windows NPROCS 1 2 4 SOURCES nccl_windows.c LIBS fake_cudart ENVIRONMENT DTR_NCCL_REGISTER=1)
+dtr_add_mpi_run(double_nccl_windows_2_26 TARGET test_double_nccl_windows NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_REGISTER=1 DTR_FAKE_NCCL_VERSION=22602)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
 # Groups of their own device, splits, what a group says of itself, and coalescing scopes.
@@ -89,6 +93,7 @@ function(dtr_add_device_why_test name backend pattern)
     ENVIRONMENT "${DTR_DOUBLE_ENVIRONMENT};DTR_BACKEND=${backend}")
 endfunction()
 dtr_add_device_why_test(nccl "" "CUDA memory, 8 ranks on 2 nodes.*nccl is chosen" allreduce bf16 4MiB --ranks 8 --nodes 2)
+dtr_add_device_why_test(windows "" "with DTR_NCCL_REGISTER=1: blocks are registered, buckets of DDP are windows" allreduce f32 1K)
 dtr_add_device_why_test(op "" "nccl   cannot: NCCL has no bit operations.*stage is chosen: nccl cannot" allreduce i32 1K --op band)
 dtr_add_device_why_test(shared cuda:nccl "cannot: NCCL puts no two ranks on one GPU.*refused with DTR_ERR_UNSUPPORTED"
   alltoall f32 1K --one-gpu)

@@ -395,6 +395,48 @@ START_TEST(db5_registration) {
 }
 END_TEST
 
+/* A window is made by all ranks, of the same memory of NCCL's, once, and ends before its
+ * communicator.
+ */
+START_TEST(db5_windows) {
+    char *block = NULL, *plain = NULL;
+    ncclWindow_t win = NULL, again = NULL;
+    for (int blocking = 0; blocking < 2; blocking++) {
+        begin(blocking);
+        TH_CHECK(ncclMemAlloc((void **)&block, 8192) == ncclSuccess, "ncclMemAlloc");
+        TH_CHECK(cudaMalloc((void **)&plain, 4096) == cudaSuccess, "cudaMalloc");
+        TH_CHECK(ncclCommWindowRegister(comm, plain, 4096, &win, 0) == ncclInvalidUsage, "CUDA's");
+        TH_CHECK(ncclCommWindowRegister(comm, block, 8192, &win, 64) == ncclInvalidArgument,
+                 "flags");
+        ncclResult_t r = ncclCommWindowRegister(comm, block, 4096, &win, NCCL_WIN_COLL_SYMMETRIC);
+        TH_CHECK(r == (blocking ? ncclSuccess : ncclInProgress), "result %d", (int)r);
+        TH_ALL(settled(comm, r) == ncclSuccess && win != NULL, "%s", ncclGetLastError(comm));
+        TH_CHECK(ncclCommWindowRegister(comm, block, 8, &again, 0) == ncclInvalidUsage, "twice");
+        TH_CHECK(ncclCommDeregister(comm, &block) == ncclInvalidUsage, "unknown");
+        TH_CHECK(ncclCommWindowDeregister(comm, win) == ncclSuccess, "deregister");
+        TH_CHECK(ncclCommWindowDeregister(comm, win) == ncclInvalidUsage, "deregister twice");
+        int left = th_size() > 1 && th_rank() == 0;
+        r = ncclCommWindowRegister(comm, block + (left ? 4096 : 0), 4096, &win, 0);
+        r = settled(comm, r);
+        TH_CHECK(r == (th_size() > 1 ? ncclInvalidArgument : ncclSuccess), "other places: %d",
+                 (int)r);
+        th_barrier();
+        if (th_size() > 1) {
+            ncclCommAbort(comm);
+            cudaStreamDestroy(stream);
+        } else {
+            dtr_fake_cuda_log_start();
+            finish();
+            TH_CHECK(dtr_fake_cuda_log_count("mistake: 1 registrations are left") == 1, "%s",
+                     dtr_fake_cuda_log_text());
+        }
+        TH_CHECK(ncclMemFree(block) == ncclSuccess, "ncclMemFree");
+        cudaFree(plain);
+        TH_AGREE();
+    }
+}
+END_TEST
+
 START_TEST(db6_versions) {
     int version = 0;
     with_setting("DTR_FAKE_NCCL_VERSION", "21805");
@@ -512,6 +554,7 @@ static void make(Suite *s) {
     th_add(tc, db5_mismatch, 2, 0);
     th_add(tc, db5_shared_gpu, 2, 0);
     th_add(tc, db5_registration, 1, 0);
+    th_add(tc, db5_windows, 1, 0);
     th_add(tc, db6_versions, 1, 0);
     th_add(tc, db7_hang_and_abort, 1, 0);
     th_add(tc, db7_injected_code, 1, 0);

@@ -260,8 +260,8 @@ START_TEST(AA6_errors) {
     static char memory[8];
     dtr__nccl_blocks *list = th_world()->groups->blocks;
     TH_IS(dtr__nccl_block_remove(list, memory), DTR_ERR_INTERNAL);
-    TH_IS(dtr__nccl_block_add(list, 0, memory, sizeof memory), DTR_OK);
-    TH_IS(dtr__nccl_block_add(list, 0, memory, sizeof memory), DTR_ERR_INTERNAL);
+    TH_IS(dtr__nccl_block_add(list, 0, memory, sizeof memory, false), DTR_OK);
+    TH_IS(dtr__nccl_block_add(list, 0, memory, sizeof memory, false), DTR_ERR_INTERNAL);
     TH_MESSAGE("twice");
     TH_IS(dtr__nccl_block_remove(list, memory), DTR_OK);
     TH_IS(dtr__nccl_block_remove(list, memory), DTR_ERR_INTERNAL);

@@ -72,10 +72,13 @@ typedef struct dtr_group_stats {
     uint64_t comms_by_split, comms_by_init; /* NCCL communicators made, and how */
     uint64_t helpers_left; /* threads left behind in an NCCL call that does not return; the world's
                               group counts those of destroyed groups too */
+    /* With DTR_NCCL_REGISTER=1, blocks of device memory that the communicators know: registered by
+     * ncclCommRegister, and as windows; once for each communicator. */
+    uint64_t blocks_registered, blocks_windows;
 } dtr_group_stats;
 #ifdef __cplusplus
 #define DTR_GROUP_STATS_INIT \
-    { sizeof(dtr_group_stats), { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, 0, 0, 0, 0 }
+    { sizeof(dtr_group_stats), { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, 0, 0, 0, 0, 0, 0 }
 #else
 #define DTR_GROUP_STATS_INIT \
     { .struct_size = sizeof(dtr_group_stats) }

@@ -355,6 +355,9 @@ typedef struct dtr_ddp_stats {
      * DTR_DDP_STATS_EVERY-th after them, once the device has done them; `last` then has the times
      * of the newest of them. */
     uint64_t timed_steps;
+    /* How NCCL knows the memory of the buckets: "windows", "registered", or "" where it does not;
+     * see DTR_NCCL_REGISTER. Never NULL. */
+    const char *bucket_memory;
 } dtr_ddp_stats;
 
 /** Copy the statistics. Works in every state, also after a failure.

@@ -46,6 +46,12 @@ typedef struct dn_signature {
     uint64_t count;
 } dn_signature;
 
+/* What ranks must agree on of a window: its place in the block of each, and the call's number. */
+typedef struct dn_extent {
+    uint64_t nbytes, offset, number;
+    int32_t flags;
+} dn_extent;
+
 typedef struct dn_rank {
     _Atomic uint32_t joined; /* the facts below are there */
     _Atomic uint32_t left;   /* aborted */
@@ -55,6 +61,7 @@ typedef struct dn_rank {
     _Atomic uint64_t stream_phase, control_phase; /* barriers passed: of tasks, of host calls */
     dn_signature signature;
     int32_t color, key; /* of the split under way */
+    dn_extent window;   /* of the window under way */
 } dn_rank;
 
 /* One chunk on its way: `sent` is one ahead of `taken` while it waits. */
@@ -109,7 +116,7 @@ struct ncclComm {
     _Atomic int aborted;            /* tasks, threads and host calls of this communicator give up */
     _Atomic uint64_t tickets, turn; /* tasks run in the order of their launch, over all streams */
     _Atomic int unfinished;         /* tasks enqueued, not ended */
-    uint64_t stream_phase, control_phase, splits;
+    uint64_t stream_phase, control_phase, splits, windows;
     pthread_mutex_t lock;
     pthread_t late;        /* thread of the non-blocking call under way; lock */
     bool has_late;         /* lock */
@@ -163,8 +170,14 @@ void dn_fail(struct ncclComm *c, ncclResult_t r);                     /* the fir
 /* Run fn in a thread of its own, whose end makes the state success; in progress until then. */
 ncclResult_t dn_run_late(struct ncclComm *c, void *(*fn)(void *), void *arg);
 
-/* nccl_memory.c: a communicator ends; registrations that it still has are logged. */
-void dn_notes_end(const struct ncclComm *c, const char *function);
+/* nccl_memory.c: a communicator ends; registrations that it still has are logged, except windows
+ * that go with an aborted one. */
+void dn_notes_end(const struct ncclComm *c, const char *function, bool aborted);
+/* Whether the memory lies in a window of the communicator. */
+bool dn_in_window(const struct ncclComm *c, const void *ptr, size_t nbytes);
+
+/* nccl_comm.c: now, late, or at the end of a group, whatever the communicator is. */
+ncclResult_t dn_start(struct ncclComm *c, void *(*fn)(void *), void *arg);
 
 /* nccl_group.c: what a group holds back until its end. */
 bool dn_in_group(void);

@@ -120,6 +120,17 @@ ncclResult_t dn_run_late(struct ncclComm *c, void *(*fn)(void *), void *arg) {
     return ncclInProgress;
 }
 
+ncclResult_t dn_start(struct ncclComm *c, void *(*fn)(void *), void *arg) {
+    if (dn_in_group()) {
+        return dn_group_add_thread(c, fn, arg);
+    }
+    if (!c->blocking) {
+        return dn_run_late(c, fn, arg);
+    }
+    fn(arg);
+    return (ncclResult_t)atomic_load(&c->state);
+}
+
 /* ---- creation ---- */
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -315,14 +326,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     *newcomm = c;
     *s = (split){ comm, c, color, key };
     if (c == NULL) { /* an outsider takes part on the parent's own thread */
-        if (dn_in_group()) {
-            return dn_group_add_thread(comm, split_main, s);
-        }
-        if (!comm->blocking) {
-            return dn_run_late(comm, split_main, s);
-        }
-        split_main(s);
-        return ncclSuccess;
+        return dn_start(comm, split_main, s);
     }
     c->blocking = blocking;
     return start_init(c, newcomm, split_main, s);
@@ -367,7 +371,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
         fprintf(stderr, "fake nccl: %s with a communicator that is gone\n", function);
         return ncclInvalidArgument;
     }
-    dn_notes_end(comm, function);
+    dn_notes_end(comm, function, abort_it);
     if (abort_it || atomic_load(&comm->state) != ncclSuccess) {
         dtr_fake_cuda_delay();
         atomic_store(&comm->aborted, 1);

@@ -244,6 +244,14 @@ static ncclResult_t prepare(dn_call *k, struct ncclComm *c) {
     return ncclSuccess;
 }
 
+/* What real kernels look for: both ends of the call in windows of the communicator. */
+static bool in_windows(const dn_call *k, const void *in, const void *out) {
+    size_t n_in, n_out, size = dn_type_size(k->type);
+    extents(k, &n_in, &n_out);
+    return n_in + n_out > 0 && (n_in == 0 || dn_in_window(k->comm, in, n_in * size)) &&
+           (n_out == 0 || dn_in_window(k->comm, out, n_out * size));
+}
+
 static ncclResult_t issue(dn_call k) {
     struct ncclComm *c = k.comm;
     DN_ENTER(k.name);
@@ -251,8 +259,9 @@ static ncclResult_t issue(dn_call k) {
     if (r != ncclSuccess) {
         return dn_group_failed(r);
     }
-    dtr_fake_cuda_log(k.name, "rank %d of %d, %zu x type %d, op %d, root %d, depth %d", c->rank,
-                      c->nranks, k.count, (int)k.type, (int)k.given_op, k.root, group.depth);
+    dtr_fake_cuda_log(k.name, "rank %d of %d, %zu x type %d, op %d, root %d, depth %d%s", c->rank,
+                      c->nranks, k.count, (int)k.type, (int)k.given_op, k.root, group.depth,
+                      in_windows(&k, k.in, k.out) ? ", in windows" : "");
     group.depth++;
     r = prepare(&k, c);
     if (r != ncclSuccess) {
