@@ -364,6 +364,48 @@ START_TEST(R7_nothing_pending) {
 }
 END_TEST
 
+/* collectives:NCM10: a kernel before and one after, on a stream of the program's or, where options
+ * name none, the default stream: the operation runs on neither, behind the one and before the
+ * other, and the host waits for nothing. */
+START_TEST(NCM10_streams) {
+    int64_t n = N;
+    for (int named = 0; named < 2; named++) {
+        cudaEvent_t open;
+        dtr_tensor *t = NULL, *sum = NULL;
+        dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+        cudaStream_t own = held_stream(&open);
+        char text[64];
+        o.stream = named ? own : NULL;
+        TH_IS(dtr_tensor_empty(th_world(), DTR_F32, gpu, DTR_MEM_DEFAULT, 1, &n, &t), DTR_OK);
+        TH_IS(dtr_tensor_empty(th_world(), DTR_F32, gpu, DTR_MEM_DEFAULT, 1, &n, &sum), DTR_OK);
+        TH_IS(dtr_tensor_fill(sum, 5, o.stream), DTR_OK);
+        TH_CHECK(cudaStreamWaitEvent(o.stream, open, 0) == cudaSuccess, "wait");
+        dtr_fake_cuda_log_start();
+        TH_IS(dtr_tensor_fill(t, th_rank() + 1, o.stream), DTR_OK);
+        dtr_buffer b = { dtr_tensor_data(t), N, DTR_F32, gpu };
+        TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, NULL), DTR_OK);
+        TH_IS(dtr_tensor_axpy(sum, 1, t, o.stream), DTR_OK);
+        TH_CHECK(calls("Synchronize") == 0, "the host waited: %s", dtr_fake_cuda_log_text());
+        dtr_fake_cuda_hold(open, 0);
+        TH_CHECK(cudaStreamSynchronize(o.stream) == cudaSuccess, "synchronize");
+        snprintf(text, sizeof text, "ncclAllReduce stream=%p", (void *)o.stream);
+        TH_CHECK(calls("ncclAllReduce stream=") == 1 && calls(text) == 0, "%s",
+                 dtr_fake_cuda_log_text());
+        float got[N], want = 5 + (float)(th_size() * (th_size() + 1) / 2);
+        get(got, (dtr_buffer){ dtr_tensor_data(sum), N, DTR_F32, gpu });
+        for (int i = 0; i < N; i++) {
+            TH_CHECK(got[i] == want, "element %d is %g, not %g", i, (double)got[i], (double)want);
+        }
+        TH_IS(dtr_group_drain(th_group(), -1), DTR_OK);
+        dtr_tensor_release(t);
+        dtr_tensor_release(sum);
+        cudaEventDestroy(open);
+        cudaStreamDestroy(own);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* ---- many threads ---- */
 
 enum { THREADS = 3, TURNS = 6 };
@@ -438,8 +480,9 @@ static void close_user(user *u) {
 
 /* AD1, AD5, AD9, C15, L11, X29, D19: threads that issue on one group, equal calls, so that any
  * order is the same on all ranks, and each on one of its own, whose first operation makes the
- * communicator; while they look, wait, give back and are called back. Under the thread sanitizer,
- * which also knows locks taken in two orders. */
+ * communicator; while they look, wait, give back and are called back. collectives:NCM1, NCM6: the
+ * first use by all threads at once makes one communicator, with one identifier. Under the thread
+ * sanitizer, which also knows locks taken in two orders. */
 START_TEST(AD1_X29_many_threads) {
     static user u[THREADS];
     dtr_group *shared = NULL;
@@ -454,6 +497,7 @@ START_TEST(AD1_X29_many_threads) {
     for (int i = 0; i < THREADS; i++) {
         open_user(&u[i], shared, w, &ended);
     }
+    dtr_fake_cuda_log_start();
     for (int i = 0; i < THREADS; i++) {
         TH_CHECK(pthread_create(&u[i].thread, NULL, use, &u[i]) == 0, "thread");
     }
@@ -465,6 +509,9 @@ START_TEST(AD1_X29_many_threads) {
         pthread_join(u[i].thread, NULL);
         TH_CHECK(u[i].first_bad == DTR_OK, "thread %d: %s", i, dtr_status_name(u[i].first_bad));
     }
+    int ids = calls("ncclGetUniqueId"), made = calls("ncclCommInitRankConfig rank");
+    TH_CHECK(made == THREADS + 1 && ids == (th_rank() == 0 ? made : 0), "%d made, %d identifiers",
+             made, ids);
     TH_IS(dtr_work_release(w), DTR_OK);
     TH_CHECK(ended == THREADS * TURNS, "%d callbacks", atomic_load(&ended));
     TH_CHECK(dtr_group_seq(shared) == THREADS * TURNS, "%d operations", (int)dtr_group_seq(shared));
@@ -489,6 +536,7 @@ static void make(Suite *s) {
     th_add(tc, W8_both_send_first, 2, 0);
     th_add(tc, J15_deleters_run_here, 1, 0);
     th_add(tc, R7_nothing_pending, 1, 0);
+    th_add(tc, NCM10_streams, 1, 0);
     th_add(tc, AD1_X29_many_threads, 2, 0);
 }
 

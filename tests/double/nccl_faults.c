@@ -172,14 +172,15 @@ static dtr_world *heeding_world(dtr_group **half) {
 }
 
 /* reliability:FI26, O3, N3: a query does not come back to the culprit's progress thread: the
- * watchdog ends all of its groups everywhere, what it is not in goes on. */
+ * watchdog ends all of its groups everywhere, what it is not in goes on. nccl:AD3: meanwhile the
+ * next call returns, for whoever issues holds no lock that the thread inside CUDA has. */
 START_TEST(FI26_a_query_hangs_in_the_progress_thread) {
     dtr_group *half = NULL;
     dtr_world *w = heeding_world(&half);
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
-    dtr_buffer b = filled(N, 1), c = filled(N, 1);
+    dtr_buffer b = filled(N, 1), c = filled(N, 1), d = filled(N, 1);
     cudaEvent_t open;
-    dtr_work *work = NULL;
+    dtr_work *work = NULL, *next = NULL;
     cudaStream_t held = held_stream(&open);
     o.stream = th_rank() == culprit() ? held : NULL;
     o.timeout_s = 600;
@@ -188,13 +189,19 @@ START_TEST(FI26_a_query_hangs_in_the_progress_thread) {
     while (th_rank() == culprit() && dtr_fake_cuda_hanging() == 0) {
         th_sleep(0.01); /* nobody but the progress thread asks meanwhile */
     }
-    dtr_status s = dtr_work_synchronize(work, -1);
+    o.stream = NULL;
+    dtr_status s = dtr_allreduce(dtr_world_group(w), d, d, DTR_SUM, &o, &next);
+    TH_CHECK(s == DTR_OK || s == DTR_ERR_TIMEOUT, "%s: %s", dtr_status_name(s),
+             dtr_last_error_message());
+    TH_CHECK(dtr_fake_cuda_hanging() == (th_rank() == culprit()), "the query came back");
+    s = dtr_work_synchronize(work, -1);
     TH_CHECK(s == DTR_ERR_TIMEOUT, "%s: %s", dtr_status_name(s), dtr_last_error_message());
     char text[32];
     snprintf(text, sizeof text, "rank %d (host ", culprit());
     TH_MESSAGE(text);
     TH_MESSAGE("its progress thread has been inside cudaEventQuery for more than 5 s");
     TH_IS(dtr_work_release(work), DTR_OK);
+    TH_IS(dtr_work_release(next), DTR_OK);
     while (th_rank() == culprit() && dtr_group_status(half) == DTR_OK) {
         th_sleep(0.01); /* its groups end one after the other */
     }
@@ -214,6 +221,7 @@ START_TEST(FI26_a_query_hangs_in_the_progress_thread) {
     cudaStreamDestroy(held);
     drop(b);
     drop(c);
+    drop(d);
     TH_AGREE();
 }
 END_TEST

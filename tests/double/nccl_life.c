@@ -489,8 +489,9 @@ START_TEST(E3_wrong_length) {
 }
 END_TEST
 
-/* E2, E8: messages that made a communicator are gone when it is there; a pair that is broken is
- * made again in another group, with an identifier of its own. */
+/* E2, E8, collectives:NCM1: messages that made a communicator are gone when it is there; a pair
+ * that is broken is made again in another group, with an identifier of its own, made by the lower
+ * rank. NCM8: NCCL is never asked for size, rank or device. */
 START_TEST(E8_used_once) {
     dtr_buffer b = filled(N, 1);
     for (int i = 0; i < 2; i++) {
@@ -511,6 +512,9 @@ START_TEST(E8_used_once) {
         }
         TH_CHECK(calls("ncclGetUniqueId") == (th_rank() == 0 ? 2 : 0), "%s",
                  dtr_fake_cuda_log_text());
+        TH_CHECK(calls("ncclCommCount") + calls("ncclCommUserRank") + calls("ncclCommCuDevice") ==
+                     0,
+                 "%s", dtr_fake_cuda_log_text());
         TH_AGREE();
         TH_IS(i == 0 ? dtr_group_abort(g, "broken") : DTR_OK, DTR_OK);
         end_group(g);
