@@ -259,15 +259,13 @@ typedef struct dtr__backend {
      * time-out: "rank 2 (world 5) has not sent its part". Returns text, "" when nothing is known.
      * Optional. */
     const char *(*waits_for)(dtr_group *group, void *state, dtr_work *w, char *text, size_t cap);
-    /* Small operations that are called again and again (repeat.h), all of these or none. accept:
-     * can this call be repeated, and what goes where. post: begin it with the data of p->call;
-     * false: nothing was begun, it is to start as others do. expect: have what the next look reads
-     * come while there is time; optional. look: 1 when it has finished; 0 while others have not
-     * come; -1 when the engine must see to it. go_on: from here on it is an ordinary started work.
-     */
+    /* Small operations that are called again and again (repeat.h), all four or none. accept: can
+     * this call be repeated, and what goes where. post: begin it with the data of p->call; false:
+     * nothing was begun, it is to start as others do. look: 1 when it has finished; 0 while others
+     * have not come; -1 when the engine must see to it. go_on: from here on it is an ordinary
+     * started work. */
     bool (*repeat_accept)(dtr_group *group, void *state, const dtr__call *c, struct dtr__moves *m);
     bool (*repeat_post)(dtr_group *group, void *state, const struct dtr__repeat *p);
-    void (*repeat_expect)(dtr_group *group, void *state, const struct dtr__repeat *p);
     int (*repeat_look)(dtr_group *group, void *state, const struct dtr__repeat *p);
     void (*repeat_go_on)(dtr_group *group, void *state, dtr_work *w);
 } dtr__backend;

@@ -199,10 +199,6 @@ static noted own_record(dtr_group *g, const dtr__repeat *p) {
         n.number = dtr__rec_lead(g->world, &g->run, p->id, &p->record);
     }
     if (p->call.n_batch > 0) {
-        const dtr__backend *b = g->backend[p->backend];
-        if (b->repeat_expect != NULL) {
-            b->repeat_expect(g, g->backend_state[p->backend], p);
-        }
         dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
                                  records_of(p));
     }

@@ -255,7 +255,6 @@ const dtr__backend dtr__backend_shm = {
     .waits_for = shm_waits_for,
     .repeat_accept = dtr__shm_repeat_accept,
     .repeat_post = dtr__shm_repeat_post,
-    .repeat_expect = dtr__shm_repeat_expect,
     .repeat_look = dtr__shm_repeat_look,
     .repeat_go_on = dtr__shm_repeat_go_on,
 };

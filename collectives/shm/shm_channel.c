@@ -282,13 +282,6 @@ const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, i
     }
 }
 
-void dtr__shm_cell_expect(const dtr__shm_p2p *p, int peer) {
-    const dtr__shm_in *in = &p->in[peer];
-    if (in->channel != NULL) {
-        __builtin_prefetch(cell_at(in->channel, in->at));
-    }
-}
-
 void dtr__shm_cell_taken(dtr__shm_p2p *p, dtr__shm_in *in, const dtr__shm_cell *cell) {
     const uint64_t lines = atomic_load_explicit(&cell->mark, memory_order_relaxed) >> 8;
     in->at += lines;

@@ -160,9 +160,6 @@ typedef struct dtr__shm_state {
     uint64_t row_of;                    /* repeat that the last operations were, 0: another call, */
     uint64_t row;                       /* ... and how many of them there were before the last */
     bool unshown;                       /* the repeat under way waits until its post is free */
-    uint64_t own_fetched;               /* in a row: own posts up to here are fetched ahead, */
-    uint64_t fetched;                   /* ... and those of the ranks it takes data from */
-    unsigned at_once;                   /* calls of the row, one after the other, that found them */
     uint64_t in_at, out_at;             /* where its buffers lie, if they are reduced there */
     dtr__shm_op op;
     bool agreed_break; /* the control block says so already */
@@ -261,7 +258,6 @@ void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t 
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
-void dtr__shm_repeat_expect(dtr_group *g, void *state, const struct dtr__repeat *p);
 int dtr__shm_repeat_look(dtr_group *g, void *state, const struct dtr__repeat *p);
 void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w);
 

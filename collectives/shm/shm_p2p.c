@@ -383,18 +383,6 @@ static int receive_from_any(const dtr_group *g, dtr__shm_state *s, const dtr_p2p
     return found;
 }
 
-/* What has been sent to this rank meanwhile is fetched while the rest of the call is noted. */
-void dtr__shm_p2p_repeat_expect(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
-    dtr_p2p single;
-    size_t n = 0;
-    const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
-    for (size_t i = 0; i < n && g->size > 1; i++) {
-        if (!ops[i].is_send && ops[i].peer != DTR_ANY_SOURCE) {
-            dtr__shm_cell_expect(s->p2p, ops[i].peer);
-        }
-    }
-}
-
 int dtr__shm_p2p_repeat_look(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_p2p *p = s->p2p;
     dtr_p2p single;

@@ -139,7 +139,6 @@ bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, 
 void dtr__shm_push_pieces(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m);
 /* The next cell of a channel, NULL while there is none; and that it has been used. */
 const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, int peer);
-void dtr__shm_cell_expect(const dtr__shm_p2p *p, int peer); /* it is fetched ahead */
 void dtr__shm_cell_taken(dtr__shm_p2p *p, dtr__shm_in *in, const dtr__shm_cell *cell);
 static inline dtr__shm_cell_kind dtr__shm_cell_kind_of(const dtr__shm_cell *cell) {
     return (dtr__shm_cell_kind)(atomic_load_explicit(&cell->mark, memory_order_relaxed) & 0xff);
@@ -170,7 +169,6 @@ void dtr__shm_p2p_waits_for(const dtr_group *g, const dtr_work *w, char *text, s
 void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_p2p_repeat_accept(const dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_p2p_repeat_post(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which);
-void dtr__shm_p2p_repeat_expect(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c);
 int dtr__shm_p2p_repeat_look(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_p2p_repeat_go_on(const dtr_group *g, dtr__shm_state *s, dtr_work *w);
 

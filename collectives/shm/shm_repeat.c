@@ -15,9 +15,7 @@ enum {
     TOGETHER = 256,         /* bytes beside a post that are fetched with it */
     ZERO_MOST = 256 * 1024, /* bytes reduced where they lie, which is done at one go */
     ROW_BEGINS = 8,         /* calls of a row that wait for everybody */
-    FEW_RANKS = 8,          /* whose next posts are fetched ahead */
-    AHEAD_LEAST = 2,        /* ... for so many calls of a row, */
-    AHEAD_MOST = 4          /* ... or so many while they are there before they are looked for */
+    FEW_RANKS = 8           /* whose next posts are fetched ahead */
 };
 
 static bool scatters(dtr__kind k) {
@@ -280,17 +278,6 @@ static void expect_post(const dtr__shm_state *s, size_t give) {
     expect_room(s, 0, EXPECTED, give);
 }
 
-/* In a row the next posts are fetched as soon as they are known to be free: to get a line back from
- * its reader takes longer than a call. */
-static void expect_own_posts(dtr__shm_state *s) {
-    const uint64_t free = s->seen + DTR__SHM_POSTS - 1;
-    const uint64_t until = free < s->n + AHEAD_MOST ? free : s->n + AHEAD_MOST;
-    s->own_fetched = s->own_fetched < s->n ? s->n : s->own_fetched;
-    while (s->own_fetched < until) {
-        dtr__shm_expect_to_write(&s->me->post[++s->own_fetched % DTR__SHM_POSTS]);
-    }
-}
-
 /* Little data beside a post comes with it instead of after it. */
 static void expect_data(const dtr__shm_more *more, size_t give) {
     for (size_t at = 0; at < give; at += 64) {
@@ -298,17 +285,10 @@ static void expect_data(const dtr__shm_more *more, size_t give) {
     }
 }
 
-/* The next posts of those who may be ahead. One that is not written yet is taken from its writer,
- * so more are fetched only while they have come early. */
-static void expect_others(const dtr_group *g, dtr__shm_state *s, const dtr__moves *m) {
-    const uint64_t most = AHEAD_LEAST + s->at_once / 4;
-    const uint64_t until = s->n + (most < AHEAD_MOST ? most : AHEAD_MOST);
-    s->at_once++;
-    s->fetched = s->fetched < s->n ? s->n : s->fetched;
-    for (; g->size <= FEW_RANKS && s->fetched < until; s->fetched++) {
-        for (int r = m->from; r < m->until; r++) {
-            __builtin_prefetch(&s->rank[r]->post[(s->fetched + 1) % DTR__SHM_POSTS]);
-        }
+/* The next posts of those who may be ahead. */
+static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr__moves *m) {
+    for (int r = m->from; g->size <= FEW_RANKS && r < m->until; r++) {
+        __builtin_prefetch(&s->rank[r]->post[(s->n + 2) % DTR__SHM_POSTS]);
     }
 }
 
@@ -346,7 +326,6 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
             expect_data(dtr__shm_more_of(s, s->op.arrived), p->moves.give);
         }
         if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
-            s->at_once = 0;
             return 0;
         }
         if (post->fingerprint != p->call.fingerprint || (p->moves.zero && post->zero_copy == 0) ||
@@ -354,16 +333,13 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
             return -1;
         }
     }
-    const size_t give = p->moves.gives ? p->moves.give : 0;
-    if (!ahead || p->moves.until - p->moves.from == g->size) {
+    if (!ahead) {
         s->seen = s->n;
-    }
-    if (ahead) {
-        expect_others(g, s, &p->moves);
-        expect_own_posts(s);
     } else {
-        expect_post(s, give);
+        expect_others(g, s, &p->moves);
     }
+    const size_t give = p->moves.gives ? p->moves.give : 0;
+    expect_post(s, give);
     if (p->moves.zero) {
         return reduce_places(g, s, &p->call);
     }
@@ -374,12 +350,6 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     }
     expect_room(s, EXPECTED, EXPECTED_LATER, give);
     return 1;
-}
-
-void dtr__shm_repeat_expect(dtr_group *g, void *state, const dtr__repeat *p) {
-    if (p->p2p) {
-        dtr__shm_p2p_repeat_expect(g, state, &p->call);
-    }
 }
 
 void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
