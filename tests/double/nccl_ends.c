@@ -256,11 +256,13 @@ START_TEST(L4_limit_of_a_wait) {
     bool done = false;
     cudaEvent_t open;
     o.stream = held_stream(&open);
+    o.timeout_s = 20; /* of the operation itself: the message says whose limit it was */
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
     TH_IS(dtr_work_synchronize(w, 0), DTR_IN_PROGRESS);
     TH_IS(dtr_group_status(g), DTR_OK);
     th_barrier();
     TH_IS(dtr_work_synchronize(w, th_rank() == culprit() ? 0.3 : -1), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("within 0.3 s");
     TH_IS(dtr_work_test(w, &done), DTR_ERR_TIMEOUT);
     TH_CHECK(done, "the operation has ended");
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
