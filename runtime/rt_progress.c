@@ -212,6 +212,16 @@ bool dtr__progress_stuck(dtr_world *world) {
     return stuck;
 }
 
+void dtr__progress_forget(dtr_world *world) {
+    dtr__progress *p = world->progress;
+    pthread_mutex_lock(&p->lock);
+    if (p->has_thread && !p->joined) {
+        pthread_detach(p->thread);
+        p->joined = true;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
 void dtr__progress_rest(dtr_world *world) {
     if (dtr__progress_in_thread(world)) {
         atomic_store_explicit(world->progress->beat, 0, memory_order_relaxed);

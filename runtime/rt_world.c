@@ -403,6 +403,7 @@ void dtr__world_abandon(dtr_world *world) {
     dtr__watchdog_stop(world);
     dtr__rec_phase(world, DTR__PHASE_ENDING);
     dtr__metrics_write(world);
+    dtr__progress_forget(world);
     world->magic = WORLD_GONE;
     (void)dtr__mpi_release(false);
 }

@@ -206,6 +206,8 @@ const char *dtr__progress_inside(const dtr_world *world);
 void dtr__progress_give_up(dtr_world *world);
 void dtr__progress_give_up_for_good(dtr_world *world);
 bool dtr__progress_stuck(dtr_world *world);
+/* The thread is left to itself for good, and ends when it comes back. */
+void dtr__progress_forget(dtr_world *world);
 /* Whoever calls it waits for other ranks, and hangs nowhere if it is the progress thread. */
 void dtr__progress_rest(dtr_world *world);
 /* One pass over all pollers from a caller's thread: what keeps other groups alive where there is no
