@@ -528,6 +528,43 @@ START_TEST(AD1_X29_many_threads) {
 }
 END_TEST
 
+/* WRK7: a stream that waits reads the result behind the operation, and the host goes on. BAR6: a
+ * barrier does not wait for what other streams hold. */
+START_TEST(WRK7_BAR6_who_waits) {
+    dtr_buffer b = filled(N, 1), seen = filled(N, 9);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    cudaEvent_t open;
+    cudaStream_t other, held;
+    dtr_work *w = NULL;
+    TH_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    allreduce_good(th_group()); /* frees memory, for which all streams must be free */
+    TH_AGREE();
+    held = held_stream(&open);
+    TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
+    o.stream = other;
+    TH_IS(dtr_barrier(th_group(), &o, NULL), DTR_OK);
+    TH_CHECK(cudaStreamQuery(held) == cudaErrorNotReady, "the held stream has gone on");
+    o.stream = held;
+    TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_CHECK(cudaMemcpyAsync(seen.data, b.data, N * sizeof(float), cudaMemcpyDeviceToDevice,
+                             held) == cudaSuccess,
+             "copy");
+    TH_CHECK(cudaStreamQuery(held) == cudaErrorNotReady, "the host has waited for the operation");
+    dtr_fake_cuda_hold(open, 0);
+    TH_CHECK(cudaStreamSynchronize(held) == cudaSuccess, "synchronize");
+    check(seen, 1, (float)th_size(), "what the stream read behind its wait");
+    TH_IS(dtr_work_synchronize(w, -1), DTR_OK);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(held);
+    cudaStreamDestroy(other);
+    drop(b);
+    drop(seen);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl ends", 110);
     th_add(tc, H8_every_code, 2, 0);
@@ -539,6 +576,7 @@ static void make(Suite *s) {
     th_add(tc, J15_deleters_run_here, 1, 0);
     th_add(tc, R7_nothing_pending, 1, 0);
     th_add(tc, NCM10_streams, 1, 0);
+    th_add(tc, WRK7_BAR6_who_waits, 2, 0);
     th_add(tc, AD1_X29_many_threads, 2, 0);
 }
 
