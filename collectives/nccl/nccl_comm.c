@@ -346,8 +346,9 @@ void dtr__nccl_close(dtr_group *g) {
     }
     if (!healthy || !clean) {
         dtr__nccl_abort_all(n);
+        const double end = dtr__now() + 1; /* of all together */
         for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
-            left += !dtr__nccl_ended(c, 1);
+            left += !dtr__nccl_ended(c, end - dtr__now());
         }
         clean = left == 0;
     }
