@@ -243,6 +243,24 @@ static void give_up(dtr__meeting *m) {
     m->watch_broke = true;
 }
 
+/* A chair whose end of the world has failed tells whoever has come, and waits for nobody: who comes
+ * later would wait for it in vain. What it may have sent is waited for a moment. */
+static void follow_chair(dtr__meeting *m) {
+    if (m->mine->end == 0 || m->me == 0 || m->phase != DTR__GATHERING ||
+        !dtr__peer_has_left(m->world, m->ranks[0])) {
+        return;
+    }
+    if (m->left_at == 0) {
+        m->left_at = dtr__now();
+    } else if (dtr__now() - m->left_at >= DTR__LEFT_S) {
+        snprintf(m->text, sizeof(m->text),
+                 "%s: rank %d, which keeps the list of callers, has ended its world with a failure "
+                 "before this rank came",
+                 m->what, m->ranks[0]);
+        dtr__meeting_end(m, DTR_ERR_TIMEOUT);
+    }
+}
+
 /* One round; the right to call MPI is held. */
 static dtr_status step(dtr__meeting *m, bool *moved) {
     DTR_TRY(receive_all(m, moved));
@@ -258,6 +276,10 @@ static dtr_status step(dtr__meeting *m, bool *moved) {
     if (dtr__first_dead(m->world, m->ranks, m->n, &death) >= 0) {
         snprintf(m->text, sizeof(m->text), "%s: %.900s", m->what, death);
         dtr__meeting_end(m, DTR_ERR_REMOTE);
+        return DTR_OK;
+    }
+    follow_chair(m);
+    if (m->phase == DTR__ENDED) {
         return DTR_OK;
     }
     bool broke =

@@ -46,10 +46,11 @@ struct dtr__meetings {
     dtr__up **waiting; /* [world size] newest ENTER of each rank, not withdrawn, not used up */
 };
 
-/* How long after its limit a rank listens for the names of those who are missing, and how long a
- * chair is given to finish what it has proposed. */
+/* How long after its limit a rank listens for the names of those who are missing, how long a chair
+ * is given to finish what it has proposed, and what a chair has sent to come once it has left. */
 #define DTR__LISTEN_S 0.1
 #define DTR__FINISH_S 10.0
+#define DTR__LEFT_S 1.0
 
 typedef enum dtr__phase {
     DTR__GATHERING, /* entries are coming in */
@@ -74,6 +75,7 @@ typedef struct dtr__meeting {
     uint64_t number;
     double began, deadline;
     double held_since; /* the chair: all have come, but somebody may be about to leave; 0: not so */
+    double left_at;    /* others: the chair was seen to have left; 0: not so */
     dtr_status status; /* once DTR__ENDED */
     char text[DTR__MEET_TEXT];
     dtr__outcome *out;

@@ -212,6 +212,16 @@ bool dtr__peer_gone(const dtr_world *world, int local_rank) {
     return has_ended(p) && atomic_load(&p->map->phase) < DTR__PHASE_ENDING;
 }
 
+bool dtr__peer_has_left(const dtr_world *world, int world_rank) {
+    for (int i = 0; i < world->local_size; i++) {
+        const peer *p = &world->peers->peer[i];
+        if (world->local_world[i] == world_rank && p->map != NULL) {
+            return atomic_load(&p->map->phase) >= DTR__PHASE_ENDING;
+        }
+    }
+    return false;
+}
+
 bool dtr__peer_runs(const dtr_world *world, int local_rank) {
     const peer *p = &world->peers->peer[local_rank];
     char state = '?';

@@ -35,6 +35,9 @@ bool dtr__peer_said(const dtr_world *world, int world_rank, uint64_t group_uid, 
 /* The watchdog of a local rank has moved since then, or cannot be seen. */
 bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns);
 
+/* It has left the world and will call nothing more; false where it cannot be seen. */
+bool dtr__peer_has_left(const dtr_world *world, int world_rank);
+
 /* A rank of the world is known to have died, or to have ended without dtr_world_destroy. */
 bool dtr__rank_dead(const dtr_world *world, int world_rank);
 /* Notes it and what is known of it; true the first time. Any thread. `status`: what its groups end
