@@ -413,16 +413,9 @@ void wake_victim(void) {
     }
 }
 
-/* FI3, FT2, CP1, N4, N19: stopped until the others have given up. */
-static void stopped(void) {
+/* Rank 0 goes on when all but the victim have come here. */
+void await_others(void) {
     char name[32];
-    go_ahead();
-    if (rank == victim) {
-        raise(SIGSTOP);
-        note("allreduce", call_asked(LIMIT_S));
-        return;
-    }
-    note("allreduce", call_asked(LIMIT_S));
     snprintf(name, sizeof name, "done%d", rank);
     put_file(name);
     for (int r = 0; r < size && rank == 0; r++) {
@@ -431,6 +424,18 @@ static void stopped(void) {
             await_file(name);
         }
     }
+}
+
+/* FI3, FT2, CP1, N4, N19: stopped until the others have given up. */
+static void stopped(void) {
+    go_ahead();
+    if (rank == victim) {
+        raise(SIGSTOP);
+        note("allreduce", call_asked(LIMIT_S));
+        return;
+    }
+    note("allreduce", call_asked(LIMIT_S));
+    await_others();
     if (rank == 0) {
         await_file("looked"); /* the judge has asked dtr-doctor */
         wake_victim();

@@ -25,6 +25,7 @@ dtr_status call_asked(double limit_s); /* what meets the fault, in the way asked
 /* Until `name` exists in the folder: how ranks outside the library wait for others. */
 void await_file(const char *name);
 void put_file(const char *name);
+void await_others(void);
 /* The others say that they are about to call; the victim gives them a moment to get inside. */
 void go_ahead(void);
 void wake_victim(void);

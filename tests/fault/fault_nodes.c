@@ -132,7 +132,6 @@ void word_killed(void) {
 /* CP3: the leader of a node is stopped, and what the next rank of that node puts then reaches the
  * other node all the same. */
 void word_stopped(void) {
-    char name[32];
     while (rank == size - 1 && dtr__peer_runs(world, world->local_rank_of[victim])) {
         nap(0.02);
     }
@@ -141,14 +140,7 @@ void word_stopped(void) {
         raise(SIGSTOP);
     }
     get_word("word", 1);
-    snprintf(name, sizeof name, "done%d", rank);
-    put_file(name);
-    for (int r = 0; r < size && rank == 0; r++) {
-        snprintf(name, sizeof name, "done%d", r);
-        if (r != victim) {
-            await_file(name);
-        }
-    }
+    await_others();
     if (rank == 0) {
         wake_victim();
     }
