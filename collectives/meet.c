@@ -13,6 +13,7 @@
 #include "death.h"
 #include "ending.h"
 #include "meet_chair.h"
+#include "rt_peers.h"
 
 /* A rank that came this much later than the one whose limit was reached waits for its own: equal
  * limits then end at the limit everywhere, never a moment before. */
