@@ -254,7 +254,7 @@ static dtr_status by_ballot(dtr_ddp *ddp, dtr__verdict *all) {
         s = dtr__ballot_get(ddp->world, g->world_ranks, g->size, mine.uid, mine.step, limit_s,
                             is_broken, g, &agreed);
     }
-    if (s < 0) {
+    if (s != DTR_OK) {
         dtr__group_break(g, s); /* whoever waits for this rank's word */
         return s;
     }

@@ -36,7 +36,7 @@ struct dtr__ballots {
     bool busy[DTR__BALLOTS]; /* somebody waits for what belongs to that own entry */
     bool shared;
     sum *heard[DTR__BALLOTS]; /* what is in shared memory too; the watchdog's */
-    sum *scratch;             /* memory of all those */
+    uint64_t *scratch;        /* memory of all those */
     void *table[]; /* [local size] entry own[DTR__BALLOTS], then sums with a version each */
 };
 
@@ -388,7 +388,7 @@ static dtr__ballots *make(const dtr_world *world) {
         return NULL;
     }
     for (int k = 0; k < DTR__BALLOTS; k++) {
-        ws->heard[k] = (sum *)((uint64_t *)ws->scratch + (size_t)k * ws->sum_words);
+        ws->heard[k] = (sum *)(ws->scratch + (size_t)k * ws->sum_words);
     }
     pthread_mutex_init(&ws->lock, NULL);
     return ws;
