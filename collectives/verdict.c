@@ -109,9 +109,10 @@ void dtr__group_settle(dtr_group *g, dtr__queue *called) {
 }
 
 /* Once per rank and group. False: there is nobody to agree with. */
-static bool accuse(dtr_group *g, dtr_status s, dtr__verdict *mine) {
+static bool accuse(dtr_group *g, const dtr_group *also, dtr_status s, dtr__verdict *mine) {
     dtr__error_copy *none = NULL;
     dtr__verdict_say(g, s, mine);
+    mine->also = also != NULL ? also->uid : 0;
     if (g->size == 1 || g->world->verdicts == NULL) {
         return false;
     }
@@ -127,20 +128,31 @@ static bool accuse(dtr_group *g, dtr_status s, dtr__verdict *mine) {
 }
 
 void dtr__group_accuse(dtr_group *g, dtr_status s, dtr__queue *called) {
+    dtr__groups_accuse(g, NULL, s, called);
+}
+
+void dtr__groups_accuse(dtr_group *g, dtr_group *also, dtr_status s, dtr__queue *called) {
+    enum { ENDED, ALONE, ASKED };
+    dtr_group *both[2] = { g, also };
+    int how[2] = { ENDED, ENDED };
     dtr__verdict mine;
-    if (atomic_load(&g->status) != DTR_OK) {
-        return;
+    for (int i = 0; i < 2; i++) {
+        if (both[i] != NULL && atomic_load(&both[i]->status) == DTR_OK) {
+            how[i] = accuse(both[i], both[1 - i], s, &mine) ? ASKED : ALONE;
+        }
     }
-    if (accuse(g, s, &mine)) {
-        dtr__group_settle(g, called);
-    } else {
-        dtr__group_release_all(g, s, called);
+    for (int i = 0; i < 2; i++) {
+        if (how[i] == ASKED) {
+            dtr__group_settle(both[i], called);
+        } else if (how[i] == ALONE) {
+            dtr__group_release_all(both[i], s, called);
+        }
     }
 }
 
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     dtr__verdict mine;
-    if (atomic_load(&g->status) == DTR_OK && accuse(g, s, &mine)) {
+    if (atomic_load(&g->status) == DTR_OK && accuse(g, NULL, s, &mine)) {
         dtr__backoff backoff = { 0 };
         for (dtr__group_settle(g, called); atomic_load(&g->status) == DTR_OK;
              dtr__group_settle(g, called)) {

@@ -16,6 +16,9 @@ dtr_status dtr__verdict_take(const dtr_group *g, const dtr__verdict *v);
 void dtr__verdict_execute(dtr_group *g, const dtr__verdict *v, dtr__queue *called);
 /* For whoever must not wait, with this thread's last error: the watchdog sees to the rest. */
 void dtr__group_accuse(dtr_group *g, dtr_status s, dtr__queue *called);
+/* The same of two groups that break together (NULL: of one): nobody is released from either before
+ * all have heard of both. */
+void dtr__groups_accuse(dtr_group *g, dtr_group *also, dtr_status s, dtr__queue *called);
 /* Breaks the group where it is settled what broke it. */
 void dtr__group_settle(dtr_group *g, dtr__queue *called);
 

@@ -190,28 +190,42 @@ static void gather(const dtr_world *world, uint64_t uid, uint64_t *nodes, dtr__v
     }
 }
 
-bool dtr__verdict_settled(const dtr_world *world, uint64_t uid, const int *world_ranks, int n,
-                          dtr__verdict *out) {
+/* `put_ns`: when this node had it, on its clock. */
+static bool settled_alone(const dtr_world *world, uint64_t uid, const int *world_ranks, int n,
+                          dtr__verdict *out, int64_t *put_ns) {
     const dtr__verdicts *vs = world->verdicts;
     uint64_t word = vs != NULL ? word_of(vs, uid) : 0;
     if (word == 0 || !at_word(vs, place(uid), word, out) || out->uid != uid) {
         return false;
     }
+    *put_ns = out->put_ns;
     if (out->far == 0 || !dtr__control_serves(world)) {
         return true;
     }
     uint64_t nodes[vs->node_words];
     memset(nodes, 0, sizeof nodes);
-    const int64_t put_ns = out->put_ns;
     gather(world, uid, nodes, out);
     for (int i = 0; i < n; i++) {
         int node = world->node_of[world_ranks[i]];
         if (node != world->node && (nodes[node / 64] >> node % 64 & 1) == 0 &&
             !dtr__rank_dead(world, world_ranks[i])) {
-            return dtr__now_ns() - put_ns >= atomic_load(&vs->patience_ns);
+            return dtr__now_ns() - *put_ns >= atomic_load(&vs->patience_ns);
         }
     }
     return true;
+}
+
+/* Whoever is released from one of two groups may go on to the other at once, so that has to be
+ * known for broken wherever there are members. */
+bool dtr__verdict_settled(const dtr_world *world, uint64_t uid, const int *world_ranks, int n,
+                          dtr__verdict *out) {
+    dtr__verdict other;
+    int64_t put_ns = 0, other_ns = 0;
+    if (!settled_alone(world, uid, world_ranks, n, out, &put_ns)) {
+        return false;
+    }
+    return out->also == 0 || settled_alone(world, out->also, world_ranks, n, &other, &other_ns) ||
+           dtr__now_ns() - put_ns >= dtr__verdict_patience(world);
 }
 
 /* ---- life ---- */

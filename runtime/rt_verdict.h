@@ -10,6 +10,7 @@
 typedef struct dtr__verdict {
     int64_t put_ns;    /* when it was put, on this host's clock */
     uint64_t uid, seq; /* of the group; of the operation */
+    uint64_t also;     /* the group that breaks with it, 0: none */
     int32_t status;    /* as the origin has it */
     int32_t origin;    /* world rank */
     int32_t lost;      /* world rank + 1 whose death it is, 0: none */
@@ -35,8 +36,8 @@ bool dtr__verdict_is_put(const dtr_world *world, uint64_t uid);
 #define DTR__VERDICT_PATIENCE_NS INT64_C(1000000000)               /* with nodes that say nothing */
 void dtr__verdict_wait_for(dtr_world *world, int64_t patience_ns); /* another one */
 int64_t dtr__verdict_patience(const dtr_world *world);             /* there are verdicts */
-/* True when it is settled: the nodes of all living members have said theirs, or patience is over.
- */
+/* True when it is settled: the nodes of all living members have said theirs, also of the group that
+ * breaks with it, or patience is over. */
 bool dtr__verdict_settled(const dtr_world *world, uint64_t uid, const int *world_ranks, int n,
                           dtr__verdict *out);
 

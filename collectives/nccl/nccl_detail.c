@@ -79,9 +79,7 @@ static void accuse_crossed(const meeting *m, dtr__queue *called) {
     pthread_mutex_lock(&gs->lock);
     for (dtr_group *other = gs->first; other != NULL; other = other->next) {
         if (other->uid == c->uid && atomic_load(&other->seq) < c->seq) {
-            dtr_status s = fail_crossed(m, other, &said);
-            dtr__group_accuse(g, s, called);
-            dtr__group_accuse(other, s, called);
+            dtr__groups_accuse(g, other, fail_crossed(m, other, &said), called);
         }
     }
     pthread_mutex_unlock(&gs->lock);
@@ -139,13 +137,14 @@ static dtr_status look_for_all(meeting *m) {
     return DTR_OK;
 }
 
-/* The limit is the operation's, which the engine watches. */
+/* The limit is the operation's, which the engine watches. Once a member is known to have found what
+ * breaks the group, nothing is launched, whoever has come. */
 static dtr_status wait_for_all(meeting *m) {
     dtr_world *world = m->group->world;
     dtr__progress_wake(world);
     for (;;) {
         DTR_TRY(look_for_all(m));
-        if (m->n_come == m->group->size - 1) {
+        if (m->n_come == m->group->size - 1 && !dtr__verdict_is_put(world, m->group->uid)) {
             return DTR_OK;
         }
         dtr__notices_visit(world);

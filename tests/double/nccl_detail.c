@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "coll_internal.h"
 #include "nccl_data.h"
+#include "rt_verdict.h"
 #include "settings.h"
 
 /* A world at this level. */
@@ -217,12 +219,33 @@ START_TEST(NEW36_order_of_two_groups) {
 }
 END_TEST
 
+/* NEW36: once a member has said what breaks a group, nothing is launched on it, whoever comes. */
+START_TEST(NEW36_not_after_a_verdict) {
+    dtr_world *world = world_at("detail");
+    dtr_group *g = NULL;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_buffer b = filled(N, 1);
+    o.name = "told";
+    TH_IS(dtr_group_create(world, NULL, th_size(), &o, &g), DTR_OK);
+    allreduce_good(g);
+    dtr__verdict v = { .uid = g->uid, .status = DTR_ERR_MISMATCH, .text = "what rank 0 has found" };
+    TH_CHECK(dtr__verdict_put(world, &v), "no verdicts");
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_MISMATCH);
+    TH_MESSAGE("what rank 0 has found");
+    untouched(b, 1);
+    end_group(g);
+    drop(b);
+    end_world(world);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl detail", 110);
     th_add(tc, DBG5_before_data_moves, 2, 0);
     th_add(tc, DBG4_one_rank_skips, 2, 0);
     th_add(tc, DBG10_same_at_every_level, 2, 0);
     th_add(tc, NEW36_order_of_two_groups, 2, 0);
+    th_add(tc, NEW36_not_after_a_verdict, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -529,6 +529,30 @@ START_TEST(CP5_a_verdict_before_its_group) {
 }
 END_TEST
 
+/* NEW36: of two groups that break together none does before both are known for it. */
+START_TEST(NEW36_two_groups_together) {
+    const uint64_t uid = (uint64_t)(th_size() + 4) << 40; /* of no group */
+    const int members[] = { th_rank() };
+    dtr__verdict v = { .uid = uid, .also = uid + 1, .status = DTR_ERR_MISMATCH }, out;
+    dtr_world *w = th_world();
+    if (dtr_world_local_rank(w) == 0) {
+        dtr__verdict_wait_for(w, INT64_MAX / 8);
+        TH_CHECK(dtr__verdict_put(w, &v), "no verdicts");
+        TH_CHECK(!dtr__verdict_settled(w, uid, members, 1, &out), "settled by one of two");
+        dtr__verdict_wait_for(w, 0); /* who found it has died in between */
+        TH_CHECK(dtr__verdict_settled(w, uid, members, 1, &out), "it waits for ever");
+        dtr__verdict_wait_for(w, INT64_MAX / 8);
+        v.uid = uid + 1;
+        v.also = uid;
+        TH_CHECK(dtr__verdict_put(w, &v), "no verdicts");
+        TH_CHECK(dtr__verdict_settled(w, uid, members, 1, &out), "the first");
+        TH_CHECK(dtr__verdict_settled(w, uid + 1, members, 1, &out), "the second");
+        dtr__verdict_wait_for(w, DTR__VERDICT_PATIENCE_NS);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* What two nodes have found, and whose counts. */
 static void settle(uint64_t uid, dtr_status here, int here_by, dtr_status there, int there_by,
                    int want) {
@@ -591,6 +615,7 @@ static void make(Suite *s) {
     th_add(tc, CP5_more_groups_than_places, 2, 0);
     th_add(tc, CP5_a_verdict_before_its_group, 2, 0);
     th_add(tc, CP5_which_cause_counts, 2, 0);
+    th_add(tc, NEW36_two_groups_together, 2, 0);
     th_add(tc, CP4_key_of_a_broken_group, 2, 0);
 }
 
