@@ -255,6 +255,11 @@ typedef struct dtr__backend {
     /* Give up an unfinished work (deadline, abort, destroy): cancel what can be cancelled, free
      * what no transport can touch any more, leave the rest with a warning naming it. */
     void (*cancel)(dtr_group *group, void *state, dtr_work *w);
+    /* The group is broken, and its works are about to end: from then on their buffers are the
+     * program's again, though another thread may still be inside `progress`. Tell the ranks that
+     * read them not to trust what they read. Any thread, with queue_lock, and the progress lock or
+     * not: it reads what `open` has made and writes atomics only. Optional. */
+    void (*withdraw)(dtr_group *group, void *state);
     /* What an unfinished work waits for, as far as this rank can know, for the message of a
      * time-out: "rank 2 (world 5) has not sent its part". Returns text, "" when nothing is known.
      * Optional. */

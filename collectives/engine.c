@@ -117,6 +117,11 @@ void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called) {
     atomic_store_explicit(&g->status, s, memory_order_release);
     dtr__rec_failure(g->world, g->id, s); /* before a waiter returns and may end the world */
     dtr__nccl_stop(g);
+    for (int i = 0; i < g->n_backends; i++) {
+        if (g->backend[i]->withdraw != NULL) {
+            g->backend[i]->withdraw(g, g->backend_state[i]);
+        }
+    }
     while (g->works.head != NULL) {
         dtr__work_end_locked(g->works.head, s, error, called);
     }

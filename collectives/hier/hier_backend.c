@@ -214,7 +214,10 @@ static dtr_status open_lanes(dtr_group *g, dtr__hier_state *s) {
     return dtr__hier_p2p_open(g, s);
 }
 
-static void close_lane(dtr__hier_lane *l, bool broken) {
+/* What others of the node may still look at stays where the group is broken. */
+static void close_lane(dtr__hier_lane *l, int status) {
+    const bool broken = status != DTR_OK;
+    atomic_store(&l->group.status, status);
     if (l->open && l->backend->close != NULL) {
         l->backend->close(&l->group, l->state);
     }
@@ -237,7 +240,7 @@ static void hier_close(dtr_group *g, void *opaque) {
         dtr__backend_mpi.close(g, s->mpi);
     }
     for (int l = 0; l < DTR__HIER_LANES; l++) {
-        close_lane(&s->lane[l], atomic_load(&g->status) != DTR_OK);
+        close_lane(&s->lane[l], atomic_load(&g->status));
     }
     if (s->scratch_shared && !s->scratch_lost) {
         dtr__arena_free(g->world, s->scratch);
@@ -361,6 +364,14 @@ static void hier_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     dtr__hier_give_up(s, status);
 }
 
+static void hier_withdraw(dtr_group *g, void *opaque) {
+    dtr__hier_lane *here = &((dtr__hier_state *)opaque)->lane[DTR__HIER_HERE];
+    (void)g;
+    if (here->backend->withdraw != NULL) { /* for the steps and the messages of the node */
+        here->backend->withdraw(&here->group, here->state);
+    }
+}
+
 static const char *hier_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *text, size_t cap) {
     dtr__hier_state *s = opaque;
     if (dtr__kind_is_p2p(w->call.kind)) {
@@ -395,6 +406,7 @@ const dtr__backend dtr__backend_hier = {
     .start = hier_start,
     .progress = hier_progress,
     .cancel = hier_cancel,
+    .withdraw = hier_withdraw,
     .waits_for = hier_waits_for,
     .repeat_accept = dtr__hier_repeat_accept,
     .repeat_post = dtr__hier_repeat_post,

@@ -57,7 +57,8 @@ static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
 /* ---- how much memory ---- */
 
 static size_t table_bytes(int size) {
-    return (2 * ((size_t)size + 1) + (size_t)size) * sizeof(uint64_t);
+    return 2 * ((size_t)size + 1) * sizeof(uint64_t) + sizeof(dtr__shm_row) +
+           (size_t)size * sizeof(uint64_t);
 }
 
 int dtr__shm_keeps(int size, uint64_t limit) {
@@ -124,7 +125,7 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
     for (int r = 0; r < g->size; r++) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
-        s->channels[r] = all[r] == 0 ? NULL : (void *)(s->tables[r] + 2 * (g->size + 1));
+        s->rows[r] = all[r] == 0 ? NULL : (void *)(s->tables[r] + 2 * (g->size + 1));
     }
     DTR_REQUIRE(missing == 0, NULL, DTR_ERR_NOMEM,
                 "group '%s': no node-shared memory for its control block of %zu bytes: raise "
@@ -140,6 +141,9 @@ static void shm_close(dtr_group *g, void *opaque) {
         dtr__backend_mpi.close(g, s->mpi);
     }
     dtr__shm_end(s);
+    if (s->rows != NULL && s->rows[g->rank] != NULL) {
+        dtr__shm_withdraw(s->rows[g->rank], DTR__SHM_EVERYTHING);
+    }
     /* Of a broken group the others may still be reading why: that stays until the world ends. */
     const bool healthy = atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK;
     dtr__shm_p2p_free(g, s, healthy);
@@ -150,7 +154,7 @@ static void shm_close(dtr_group *g, void *opaque) {
     dtr__arena_free(g->world, s->stage);
     free(s->bounce);
     free(s->tables);
-    free(s->channels);
+    free(s->rows);
     free(s->rank);
     free(s);
 }
@@ -163,11 +167,10 @@ static dtr_status shm_open(dtr_group *g, void **state) {
                                         dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
         s->sharers = g->size;
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
-        s->channels = calloc((size_t)g->size, sizeof *s->channels);
+        s->rows = calloc((size_t)g->size, sizeof *s->rows);
         s->rank = calloc((size_t)g->size, sizeof *s->rank);
     }
-    bool room =
-        s != NULL && all != NULL && s->tables != NULL && s->channels != NULL && s->rank != NULL;
+    bool room = s != NULL && all != NULL && s->tables != NULL && s->rows != NULL && s->rank != NULL;
     dtr_status status =
         room ? DTR_OK : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
     status = dtr__agree_status(g->world, g->comm, status, "opening backend shm");
@@ -231,6 +234,11 @@ static void shm_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     dtr__shm_end(s);
 }
 
+static void shm_withdraw(dtr_group *g, void *opaque) {
+    dtr__shm_state *s = opaque;
+    dtr__shm_withdraw(s->rows[g->rank], DTR__SHM_BUFFERS);
+}
+
 static const char *shm_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *text, size_t cap) {
     dtr__shm_state *s = opaque;
     if (dtr__kind_is_p2p(w->call.kind) && s->mpi != NULL) {
@@ -252,6 +260,7 @@ const dtr__backend dtr__backend_shm = {
     .start = shm_start,
     .progress = shm_progress,
     .cancel = shm_cancel,
+    .withdraw = shm_withdraw,
     .waits_for = shm_waits_for,
     .repeat_accept = dtr__shm_repeat_accept,
     .repeat_post = dtr__shm_repeat_post,

@@ -53,6 +53,8 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
     for (size_t i = 0; i < p->n_kept; i++) {
         dtr__shm_early_free(p, &p->kept[i]);
     }
+    p->rows = s->rows;
+    p->own = s->rows[g->rank];
     s->p2p = p;
     return DTR_OK;
 }
@@ -87,12 +89,12 @@ dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_sta
     dtr__shm_state *s = calloc(1, sizeof *s);
     if (s != NULL) {
         s->place = malloc((size_t)g->size * sizeof *s->place);
-        s->channels = calloc((size_t)g->size, sizeof *s->channels);
+        s->rows = calloc((size_t)g->size, sizeof *s->rows);
     }
-    if (s == NULL || s->place == NULL || s->channels == NULL) {
+    if (s == NULL || s->place == NULL || s->rows == NULL) {
         if (s != NULL) {
             free(s->place);
-            free(s->channels);
+            free(s->rows);
         }
         free(s);
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "group '%s': no memory for the channels of its nodes",
@@ -103,7 +105,7 @@ dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_sta
     }
     for (int i = 0; i < node->size; i++) {
         s->place[node->told_ranks[i]] = i;
-        s->channels[node->told_ranks[i]] = lender->channels[i];
+        s->rows[node->told_ranks[i]] = lender->rows[i];
     }
     s->sharers = node->size;
     lender->lent = true;
@@ -114,7 +116,7 @@ dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_sta
 void dtr__shm_lend_end(dtr_group *g, dtr__shm_state *s) {
     dtr__shm_p2p_free(g, s, atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK);
     free(s->place);
-    free(s->channels);
+    free(s->rows);
     free(s);
 }
 
@@ -206,6 +208,9 @@ bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr__terms *t
     if (nbytes > 0) {
         memcpy(small ? (void *)cell->first : (void *)(cell + 1), data, nbytes);
     }
+    if (dtr__shm_has_withdrawn(p->own, DTR__SHM_BUFFERS)) {
+        return false; /* it may have changed meanwhile */
+    }
     show(p, out, cell, lines, DTR__SHM_SHORT);
     return true;
 }
@@ -255,6 +260,9 @@ void dtr__shm_push_pieces(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m) {
         cell->count = nbytes;
         cell->slot = m->slot;
         memcpy((unsigned char *)cell + DTR__SHM_LINE, m->data + m->moved, nbytes);
+        if (dtr__shm_has_withdrawn(p->own, DTR__SHM_BUFFERS)) {
+            return;
+        }
         m->moved += nbytes;
         show(p, out, cell, lines, DTR__SHM_PIECE);
     }

@@ -91,6 +91,20 @@ size_t dtr__shm_bounce_bytes(uint64_t limit);
  * other within half of `limit`; 0: too little to be of use, messages go through MPI. */
 size_t dtr__shm_channel_bytes(int size, uint64_t limit);
 
+/* What of a rank's memory the others must not trust any more. */
+enum { DTR__SHM_KEPT, DTR__SHM_BUFFERS, DTR__SHM_EVERYTHING };
+
+/* What a rank shows of itself apart from operations. */
+typedef struct dtr__shm_row {
+    /* DTR__SHM_BUFFERS: the group is broken there, and buffers of its works may be written to at
+     * any time; DTR__SHM_EVERYTHING: so may what it has copied them to. Grows only. By any thread
+     * of that rank without a lock, before works end and before memory is given back: who has read
+     * looks here once more and then knows that what it read was good. */
+    _Atomic uint64_t withdrawn;
+    _Atomic uint64_t channel[]; /* [from]: where the channel that leads here is, + 1; 0: not made
+                                   yet; by its sender, once, with release */
+} dtr__shm_row;
+
 /* What of an operation this rank has done. */
 typedef enum dtr__shm_phase {
     DTR__SHM_NEW,
@@ -117,6 +131,7 @@ typedef struct dtr__shm_op {
     size_t fetched;        /* sliced: pieces of the other slices that are here */
     int attach_errno;      /* reading a peer's plain buffer failed, */
     int attach_rank;       /* ... that of this rank */
+    bool lost;             /* who it was read from had given up: it does not finish */
     bool quiet; /* all data is in the posts: the next operation says that this one is finished */
     const unsigned char *in; /* the call's, or `copy` */
     void *copy;              /* private copy of the input where in and out overlap */
@@ -143,12 +158,11 @@ typedef struct dtr__shm_state {
     dtr__shm_trial trial;
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
     uint64_t *table;       /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena;
-                              behind it the own row of `channels` */
+                              behind it the own one of `rows` */
     uint64_t **tables;     /* [size] everybody's */
-    _Atomic uint64_t **channels; /* [size] everybody's; [rank][from]: where the channel that leads
-                                    there is, + 1; 0: not made yet */
-    int *place;  /* NULL; or, of a state for messages only, the row of each group rank's channels,
-                    -1: it is on another node */
+    dtr__shm_row **rows;   /* [size] everybody's */
+    int *place;  /* NULL; or, of a state for messages only, the place of each group rank in the
+                    rows, -1: it is on another node */
     int sharers; /* ranks that channels lead between */
     bool lent;   /* the channels carry another state's messages */
     struct dtr__shm_p2p *p2p;           /* NULL until the first message */
@@ -184,9 +198,19 @@ static inline uint64_t dtr__shm_break(uint64_t n, int how) {
 /* Where the channel from one rank to another is written down; NULL: they do not share a node. */
 static inline _Atomic uint64_t *dtr__shm_offer(const dtr__shm_state *s, int to, int from) {
     if (s->place == NULL) {
-        return &s->channels[to][from];
+        return &s->rows[to]->channel[from];
     }
-    return s->place[to] < 0 || s->place[from] < 0 ? NULL : &s->channels[to][s->place[from]];
+    return s->place[to] < 0 || s->place[from] < 0 ? NULL : &s->rows[to]->channel[s->place[from]];
+}
+static inline void dtr__shm_withdraw(dtr__shm_row *own, uint64_t what) {
+    atomic_store_explicit(&own->withdrawn, what, memory_order_release);
+}
+/* After the data has been read or, from the own buffers, copied. */
+static inline bool dtr__shm_has_withdrawn(const dtr__shm_row *row, uint64_t what) {
+#ifndef __SANITIZE_THREAD__ /* which does not know fences and warns of each */
+    atomic_thread_fence(memory_order_acquire);
+#endif
+    return atomic_load_explicit(&row->withdrawn, memory_order_relaxed) >= what;
 }
 #define DTR__SHM_WHOLE ((size_t)0xffffe) /* as a chunk number: all of the operation */
 
@@ -243,7 +267,7 @@ bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t lead);
 bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
                           uint64_t *out_at);
 /* Tell how far this rank has read; may it leave, or is something of it still read? */
-void dtr__shm_tell_finished(const dtr__shm_state *s);
+void dtr__shm_tell_finished(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);

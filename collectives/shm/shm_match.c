@@ -207,8 +207,7 @@ void dtr__shm_fetch(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m) {
     }
     m->moved += nbytes;
     p->moves++;
-    if (m->moved == m->nbytes &&
-        atomic_load_explicit(&p->in[m->peer].channel->withdrawn, memory_order_acquire) == 0) {
+    if (m->moved == m->nbytes && !dtr__shm_has_withdrawn(p->rows[m->peer], DTR__SHM_BUFFERS)) {
         m->done = true;
         answer(p, m, DTR__SHM_HAS_IT);
     }

@@ -254,7 +254,8 @@ dtr_status dtr__shm_p2p_progress(dtr_group *g, dtr__shm_state *s, dtr_work *w, b
     return move(g, s, w, done);
 }
 
-/* The receiver of an announced message may be reading it: it is told not to trust what it reads. */
+/* The receiver of an announced message may be reading it: it has been told not to trust what it
+ * reads, or the work has not ended yet. */
 void dtr__shm_p2p_cancel(dtr__shm_state *s, dtr_work *w) {
     dtr__shm_p2p *p = s->p2p;
     for (dtr__shm_msg *m = w->request, *next; m != NULL; m = next) {
@@ -264,7 +265,6 @@ void dtr__shm_p2p_cancel(dtr__shm_state *s, dtr_work *w) {
             dtr__shm_unpost(m->is_send ? &out->queue : &p->posted, m);
         } else if (m->is_send && out->slot[m->slot] == m) {
             leave_slot(out, m);
-            atomic_store_explicit(&out->channel->withdrawn, 1, memory_order_release);
         } else if (!m->is_send && m->arrived && p->in[m->peer].slot[m->slot] == m) {
             p->in[m->peer].slot[m->slot] = NULL;
         }

@@ -57,7 +57,6 @@ typedef struct dtr__shm_channel {
         64) _Atomic uint32_t answer[DTR__SHM_SLOTS]; /* by the receiver, zeroed by the sender */
     _Alignas(64) dtr__terms refused; /* of the first message that the receiver refused */
     _Alignas(64) uint64_t lines;     /* of the ring */
-    _Atomic uint32_t withdrawn;      /* the sender has given up: its buffers are no longer good */
     _Alignas(64) unsigned char ring[];
 } dtr__shm_channel;
 
@@ -107,6 +106,8 @@ typedef struct dtr__shm_in {
 } dtr__shm_in;
 
 typedef struct dtr__shm_p2p {
+    dtr__shm_row *const *rows; /* the state's */
+    const dtr__shm_row *own;
     dtr__shm_out *out;                  /* [size] */
     dtr__shm_in *in;                    /* [size] */
     dtr__shm_queue posted;              /* receives without a message, as they were called */

@@ -31,8 +31,13 @@ void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call
     row[g->size] = offset + nbytes;
 }
 
-static void show(dtr__shm_post *post, uint64_t mark) {
-    atomic_store_explicit(&post->posted, mark, memory_order_release);
+/* False: the program may have changed its data while it was copied into the post or beside it. */
+static bool show(const dtr_group *g, const dtr__shm_state *s, uint64_t mark) {
+    const bool good = !dtr__shm_has_withdrawn(s->rows[g->rank], DTR__SHM_BUFFERS);
+    if (good) {
+        atomic_store_explicit(&dtr__shm_post_of(s, g->rank)->posted, mark, memory_order_release);
+    }
+    return good;
 }
 
 void dtr__shm_describe(dtr__shm_post *post, const dtr__call *c) {
@@ -180,8 +185,7 @@ static bool post_first(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     if (post->mode == DTR__SHM_STAGED && !post->shift && !dtr__shm_stage_chunk(g, s, c, post)) {
         return false;
     }
-    show(post, dtr__shm_mark(s->op.n, 0));
-    return true;
+    return show(g, s, dtr__shm_mark(s->op.n, 0));
 }
 
 /* In a broken group, for whoever compares: what the call is, no data. */
@@ -191,7 +195,7 @@ void dtr__shm_post_late(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
         dtr__shm_describe(post, c);
         dtr__shm_describe_more(dtr__shm_more_of(s, g->rank), c);
         post->mode = DTR__SHM_NOTHING;
-        show(post, dtr__shm_mark(s->op.n, 0));
+        atomic_store_explicit(&post->posted, dtr__shm_mark(s->op.n, 0), memory_order_release);
         s->op.phase = DTR__SHM_ARRIVE;
     }
 }
@@ -368,12 +372,28 @@ static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) 
     }
 }
 
-/* Tell how far this rank has read; whole as soon as it wants no more, though it may still have
- * chunks to post. */
-void dtr__shm_tell_finished(const dtr__shm_state *s) {
+/* Whether what was read, or reduced for others, may have changed under the reader. */
+static bool is_lost(const dtr_group *g, const dtr__shm_state *s) {
     const dtr__shm_op *op = &s->op;
+    const bool all = op->zero_copy || op->sliced;
+    for (int r = 0; r < g->size; r++) {
+        const uint8_t mode = dtr__shm_post_of(s, r)->mode;
+        const bool in_place = all || mode == DTR__SHM_DIRECT || mode == DTR__SHM_ATTACH;
+        if ((all || op->chunks_in > 0) && (in_place || mode == DTR__SHM_STAGED) &&
+            dtr__shm_has_withdrawn(s->rows[r], in_place ? DTR__SHM_BUFFERS : DTR__SHM_EVERYTHING)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Tell how far this rank has read; whole as soon as it wants no more, though it may still have
+ * chunks to post. Where somebody had given up before, the news of it ends the operation. */
+void dtr__shm_tell_finished(const dtr_group *g, dtr__shm_state *s) {
+    dtr__shm_op *op = &s->op;
     bool whole = op->zero_copy || op->sliced || op->pulled >= op->chunks_in;
-    if (!op->quiet) {
+    op->lost = op->lost || (whole && !op->quiet && is_lost(g, s));
+    if (!op->quiet && !op->lost) {
         atomic_store_explicit(&s->me->finished,
                               dtr__shm_mark(op->n, whole ? DTR__SHM_WHOLE : op->pulled - 1),
                               memory_order_release);
@@ -385,7 +405,7 @@ static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         return false;
     }
     s->op.pulled++;
-    dtr__shm_tell_finished(s);
+    dtr__shm_tell_finished(g, s);
     return true;
 }
 
@@ -394,8 +414,7 @@ static bool post_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     if (s->op.posted >= s->op.chunks_out || !dtr__shm_stage_chunk(g, s, c, post)) {
         return false;
     }
-    show(post, dtr__shm_mark(s->op.n, s->op.posted - 1 + post->shift));
-    return true;
+    return show(g, s, dtr__shm_mark(s->op.n, s->op.posted - 1 + post->shift));
 }
 
 /* True when nothing is left to post and to pull. */
@@ -428,6 +447,9 @@ bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__
     const dtr__shm_op *op = &s->op;
     const bool all = op->zero_copy || op->sliced;
     const uint8_t mode = dtr__shm_post_of(s, g->rank)->mode;
+    if (op->lost) {
+        return false;
+    }
     if (!all && mode != DTR__SHM_DIRECT && mode != DTR__SHM_ATTACH) {
         return true;
     }
@@ -470,7 +492,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         }
         copy_own(g, s, &w->call);
         if (!op->zero_copy && !op->sliced && op->chunks_in == 0) {
-            dtr__shm_tell_finished(s);
+            dtr__shm_tell_finished(g, s);
         }
         op->phase = DTR__SHM_PULL;
     }
@@ -483,7 +505,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
             return DTR_OK;
         }
         if (op->zero_copy || op->sliced) {
-            dtr__shm_tell_finished(s);
+            dtr__shm_tell_finished(g, s);
         }
         op->phase = DTR__SHM_LEAVE;
     }

@@ -296,7 +296,7 @@ static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr
 static bool reduce_places(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     bool moved = false;
     (void)dtr__shm_zero_pull(g, s, c, SIZE_MAX, &moved);
-    dtr__shm_tell_finished(s);
+    dtr__shm_tell_finished(g, s);
     s->op.phase = DTR__SHM_LEAVE;
     return dtr__shm_may_leave(g, s, c);
 }
@@ -363,6 +363,7 @@ void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w) {
     s->op = (dtr__shm_op){ .n = s->n,
                            .size = dtr_dtype_size(c->dtype),
                            .zero_copy = leaves,
+                           .lost = s->op.lost,
                            .phase = leaves       ? DTR__SHM_LEAVE
                                     : s->unshown ? DTR__SHM_NEW
                                                  : DTR__SHM_ARRIVE };

@@ -200,56 +200,6 @@ START_TEST(no_attach_later) {
 }
 END_TEST
 
-enum { WITHDRAWN = 600 * 1024, GO_ON = 77 }; /* bytes of the message; tag */
-
-/* The receiver has found the message and is about to read it: the sender may go on, and does with
- * its memory what it likes before this rank reads. */
-static void hold_read(size_t nbytes) {
-    int word = 0;
-    if (nbytes >= WITHDRAWN) {
-        shm_faults_now.before_readv = NULL;
-        MPI_Send(&word, 1, MPI_INT, 0, GO_ON, MPI_COMM_WORLD);
-        MPI_Recv(&word, 1, MPI_INT, 0, GO_ON, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-}
-
-/* What the receiver of a message reads after its sender has given it up may be anything, so it is
- * no message (reliability:EA3). Nothing but the receiver's own look can know: its watchdog
- * sleeps, nobody else moves its group, and the news of the broken group comes behind the read. */
-START_TEST(withdrawn_while_it_is_read) {
-    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", "cma_p2p=1", "DTR_PROGRESS_THREAD", "0",
-                                 "DTR_WATCHDOG_MS", "60000");
-    const bool attaches = dtr__cma_usable(w);
-    dtr_group *g = NULL;
-    unsigned char *x = malloc(WITHDRAWN);
-    dtr_work *work = NULL;
-    TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g));
-    if (attaches && th_rank() == 0) {
-        int word = 0;
-        memset(x, 1, WITHDRAWN);
-        TH_IS(dtr_send(g, dtr_cpu(x, WITHDRAWN, DTR_U8), 1, 4, NULL, &work), DTR_OK);
-        MPI_Recv(&word, 1, MPI_INT, 1, GO_ON, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        TH_IS(dtr_group_abort(g, "the sender has given up"), DTR_OK);
-        TH_IS(dtr_work_wait(work, -1), DTR_ERR_ABORTED);
-        TH_IS(dtr_work_release(work), DTR_OK);
-        memset(x, 2, WITHDRAWN);
-        MPI_Send(&word, 1, MPI_INT, 1, GO_ON, MPI_COMM_WORLD);
-    } else if (attaches && th_rank() == 1) {
-        shm_faults_now.before_readv = hold_read;
-        TH_IS(dtr_recv(g, dtr_cpu(x, WITHDRAWN, DTR_U8), 0, 4, NULL, NULL), DTR_ERR_ABORTED);
-        TH_MESSAGE("the sender has given up");
-        TH_CHECK(shm_faults_now.before_readv == NULL, "the message was not read by the kernel");
-        shm_faults_now = (shm_faults){ 0 };
-    }
-    th_barrier();
-    TH_IS(dtr_group_abort(g, "the test is over"), DTR_OK);
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-    free(x);
-    TH_AGREE();
-    TH_OK(dtr_world_destroy(w));
-}
-END_TEST
-
 /* Large shared blocks with huge pages, with a kernel that has none or has none left. New blocks are
  * zero, also where an old one was, and everybody sees them. */
 START_TEST(huge_pages) {
@@ -322,7 +272,6 @@ static void make(Suite *s) {
     th_add(tc, full_later, 2, 0);
     th_add(tc, no_attach, 2, 0);
     th_add(tc, no_attach_later, 2, 0);
-    th_add(tc, withdrawn_while_it_is_read, 2, 0);
     th_add(tc, huge_pages, 2, 0);
     th_add(tc, left_behind, 2, 0);
 }
