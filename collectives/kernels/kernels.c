@@ -128,7 +128,7 @@ static void reduce_through_f32(const dtr__kernel_set *set, const dtr__reduce_job
     float sum[DTR__TILE], term[DTR__TILE];
     void *const into = sum;
     const void *const both[2] = { sum, term };
-    dtr__reduce_job step = { &into, 1, both, 2, op, job->divisor, NULL };
+    dtr__reduce_job step = { &into, 1, both, 2, op, job->divisor, NULL, false };
     for (size_t at = 0; at < count; at += DTR__TILE) {
         const size_t m = count - at < DTR__TILE ? count - at : DTR__TILE;
         for (int i = 0; i < job->n; i++) {
@@ -210,13 +210,24 @@ static dtr_dtype loop_of(dtr_op op, dtr_dtype dtype, size_t *count) {
     return dtype;
 }
 
+static bool others_aligned(const dtr__reduce_job *job) {
+    for (int j = 1; j < job->n_dst; j++) {
+        if ((uintptr_t)job->dst[j] % 64 != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
-                      dtr_dtype dtype, bool stream) {
+                      dtr_dtype dtype, dtr__past past) {
+    const bool can = set->stream != NULL && past != DTR__PAST_NONE;
     dtype = loop_of(job.op, dtype, &count);
     if (job.op == DTR_PREMUL_SUM && job.factors == NULL) {
         job.op = DTR_SUM;
     }
-    if (stream && set->stream != NULL && job.n <= DTR__STREAM_SOURCES && !in_place(&job)) {
+    job.past = can && past == DTR__PAST_OTHERS && others_aligned(&job);
+    if (can && past == DTR__PAST_ALL && job.n <= DTR__STREAM_SOURCES && !in_place(&job)) {
         reduce_streaming(set, &job, count, dtype);
     } else {
         reduce_cached(set, &job, count, dtype);
@@ -259,7 +270,7 @@ void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, 
         return;
     }
     void *const to = dst;
-    const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL };
+    const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL, false };
     r->loop(&job, r->count);
 }
 
@@ -286,16 +297,17 @@ static bool is_large(const dtr__reduce_job *job, size_t nbytes) {
 
 void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                     dtr_dtype dtype, dtr_op op, int divisor, const double *factors) {
-    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors };
+    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors, false };
     const bool stream = is_large(&job, count * dtr_dtype_size(dtype));
-    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
+    dtr__reduce_with(dtr__kernels_current(), job, count, dtype,
+                     stream ? DTR__PAST_ALL : DTR__PAST_NONE);
 }
 
 void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                        dtr_dtype dtype, dtr_op op, int divisor, const double *factors,
-                       bool stream) {
-    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors };
-    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, stream);
+                       dtr__past past) {
+    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors, false };
+    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, past);
 }
 
 void dtr__copy(void *dst, const void *src, size_t nbytes) {

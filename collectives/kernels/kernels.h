@@ -32,10 +32,18 @@ void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dty
 void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                     dtr_dtype dtype, dtr_op op, int divisor, const double *factors);
 
-/* The same of a piece of something larger: the caller says whether the whole is so large that the
- * results are better written past the caches. */
+/* Which results are written past the caches. */
+typedef enum dtr__past {
+    DTR__PAST_NONE,
+    DTR__PAST_ALL,   /* unless a destination is a source */
+    DTR__PAST_OTHERS /* all but the first, whose reader is the writer */
+} dtr__past;
+
+/* The same of a piece of something larger: the caller knows how large the whole is and who reads
+ * what. */
 void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
-                       dtr_dtype dtype, dtr_op op, int divisor, const double *factors, bool stream);
+                       dtr_dtype dtype, dtr_op op, int divisor, const double *factors,
+                       dtr__past past);
 
 /* memcpy of large pieces: as fast wherever in their pages the two begin. */
 void dtr__copy(void *dst, const void *src, size_t nbytes);

@@ -28,6 +28,10 @@ static ALWAYS_INLINE void stream_vector(void *aligned, const void *src) {
     _mm256_stream_si256(aligned, _mm256_loadu_si256(src));
 }
 
+static ALWAYS_INLINE void stream_half(void *aligned, const void *src) {
+    _mm_stream_si128(aligned, _mm_loadu_si128(src));
+}
+
 /* A vector of which only a part is in memory is put together in registers: one that goes through
  * the stack is read back before its pieces have been written, which costs more than the rest of a
  * small reduction. */

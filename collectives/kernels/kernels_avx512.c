@@ -38,6 +38,10 @@ static ALWAYS_INLINE void stream_vector(void *aligned, const void *src) {
     _mm512_stream_si512(aligned, _mm512_loadu_si512(src));
 }
 
+static ALWAYS_INLINE void stream_half(void *aligned, const void *src) {
+    _mm256_stream_si256(aligned, _mm256_loadu_si256(src));
+}
+
 #define HAVE_PARTS
 static ALWAYS_INLINE void load_part(void *vector, size_t size, const void *p, size_t nbytes) {
     if (nbytes == size) {

@@ -7,7 +7,8 @@
  *   bf16_round                f32_v to bf16 in the upper halves of u32_v, if HAVE_BF16_ROUND
  *   load_part, store_part     a vector of which only a part is in memory, if HAVE_PARTS
  *   leave_vectors             what code without wide vectors wants to find, if HAVE_LEAVE
- *   stream_vector             an aligned store past the caches, if HAVE_STREAM
+ *   stream_vector, _half      an aligned store past the caches, of a vector or half of one, if
+ *                             HAVE_STREAM
  * Every set gives the same bits: no contraction to fused operations, no other order of a sum. */
 #include "formats.h"
 #include "kernels_set.h"
@@ -35,6 +36,20 @@ static ALWAYS_INLINE void leave_vectors(void) {
 #endif
 
 #ifdef HAVE_STREAM
+/* To memory aligned to 64 bytes, a vector or half of one. */
+static ALWAYS_INLINE void store_past(void *p, const void *vector, size_t size) {
+    if (size == VECTOR_BYTES) {
+        stream_vector(p, vector);
+    } else {
+        stream_half(p, vector);
+    }
+}
+
+/* Stores past the caches are ordered by this only, not by a later release. */
+static ALWAYS_INLINE void fence_past(void) {
+    _mm_sfence();
+}
+
 /* What memcpy does where it does not take the string instructions, which are ten times slower where
  * `dst` begins a few bytes after `src` within a page. */
 static void vector_copy(void *dst, const void *src, size_t nbytes) {
@@ -53,7 +68,7 @@ static void vector_copy(void *dst, const void *src, size_t nbytes) {
     leave_vectors();
 }
 
-/* Copy past the caches. Such stores are ordered by a fence only, not by a later release. */
+/* Copy past the caches. */
 static void stream_copy(void *dst, const void *src, size_t nbytes) {
     char *d = dst;
     const char *s = src;
@@ -65,9 +80,16 @@ static void stream_copy(void *dst, const void *src, size_t nbytes) {
         stream_vector(d + at, s + at);
     }
     memcpy(d + at, s + at, nbytes - at);
-    _mm_sfence();
+    fence_past();
 }
 #else
+static ALWAYS_INLINE void store_past(void *p, const void *vector, size_t size) {
+    memcpy(p, vector, size);
+}
+
+static ALWAYS_INLINE void fence_past(void) {
+}
+
 #define stream_copy NULL
 #define vector_copy NULL
 #endif

@@ -21,6 +21,7 @@ typedef struct dtr__reduce_job {
     dtr_op op;
     int divisor;           /* AVG */
     const double *factors; /* PREMUL_SUM */
+    bool past; /* all destinations but the first, aligned to 64 bytes, past the caches */
 } dtr__reduce_job;
 
 /* Pointers need no alignment; NULL where a type has no such loop. */
@@ -51,10 +52,9 @@ const dtr__kernel_set *dtr__kernels_find(const char *name);
 /* The set in use. */
 const dtr__kernel_set *dtr__kernels_current(void);
 
-/* dtr__reduce_to and dtr__convert(_scale) with the set spelled out. stream: write past the caches
- * where the set can and no destination is a source. */
+/* dtr__reduce_to and dtr__convert(_scale) with the set spelled out. past: where the set can. */
 void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
-                      dtr_dtype dtype, bool stream);
+                      dtr_dtype dtype, dtr__past past);
 void dtr__convert_with(const dtr__kernel_set *set, void *dst, dtr_dtype to, const void *src,
                        dtr_dtype from, size_t count, double alpha, bool scale);
 

@@ -28,7 +28,7 @@ static ALWAYS_INLINE SUM CAT(term_, T)(const void *const *src, int i, size_t at,
 
 static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void *const *src, int n,
                                          size_t at, size_t m, const dtr_op op, int divisor,
-                                         const double *factors) {
+                                         const double *factors, const bool past) {
     SUM sum = CAT(term_, T)(src, 0, at, m, op, factors);
     for (int i = 1; i < n; i++) {
         const SUM term = CAT(term_, T)(src, i, at, m, op, factors);
@@ -42,33 +42,49 @@ static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void
     (void)divisor;
 #endif
     const RAW out = ENCODE(sum);
-    for (int j = 0; j < n_dst; j++) {
-        store_part((ELEM *)dst[j] + at, m * sizeof(ELEM), &out, sizeof out);
+    store_part((ELEM *)dst[0] + at, m * sizeof(ELEM), &out, sizeof out);
+    for (int j = 1; j < n_dst; j++) {
+        if (past) {
+            store_past((ELEM *)dst[j] + at, &out, sizeof out);
+        } else {
+            store_part((ELEM *)dst[j] + at, m * sizeof(ELEM), &out, sizeof out);
+        }
     }
+}
+
+/* All whole vectors; how many elements those are. */
+static ALWAYS_INLINE size_t CAT(whole_, T)(void *const *dst, int n_dst, const void *const *src,
+                                           int n, const dtr__reduce_job *job, size_t count,
+                                           const dtr_op op, const bool past) {
+    enum { LANES = sizeof(RAW) / sizeof(ELEM) };
+    const int divisor = job->divisor;
+    size_t at = 0;
+    for (; at + LANES <= count; at += LANES) {
+        CAT(block_, T)(dst, n_dst, src, n, at, LANES, op, divisor, job->factors, past);
+    }
+    return at;
 }
 
 static ALWAYS_INLINE void CAT(blocks_, T)(const dtr__reduce_job *job, size_t count,
                                           const dtr_op op) {
-    enum { LANES = sizeof(RAW) / sizeof(ELEM) };
     size_t at = 0;
-    const int n = job->n, n_dst = job->n_dst, divisor = job->divisor;
+    const int n = job->n, n_dst = job->n_dst;
     const void *const pair[2] = { job->src[0], job->src[n - 1] };
     void *const dst[2] = { job->dst[0], job->dst[n_dst - 1] };
     if (n == 2 && n_dst == 1) {
-        for (; at + LANES <= count; at += LANES) {
-            CAT(block_, T)(dst, 1, pair, 2, at, LANES, op, divisor, job->factors);
-        }
+        at = CAT(whole_, T)(dst, 1, pair, 2, job, count, op, false);
+    } else if (n == 2 && n_dst == 2 && job->past) {
+        at = CAT(whole_, T)(dst, 2, pair, 2, job, count, op, true);
     } else if (n == 2 && n_dst == 2) {
-        for (; at + LANES <= count; at += LANES) {
-            CAT(block_, T)(dst, 2, pair, 2, at, LANES, op, divisor, job->factors);
-        }
+        at = CAT(whole_, T)(dst, 2, pair, 2, job, count, op, false);
+    } else if (job->past) {
+        at = CAT(whole_, T)(job->dst, n_dst, job->src, n, job, count, op, true);
     } else {
-        for (; at + LANES <= count; at += LANES) {
-            CAT(block_, T)(job->dst, n_dst, job->src, n, at, LANES, op, divisor, job->factors);
-        }
+        at = CAT(whole_, T)(job->dst, n_dst, job->src, n, job, count, op, false);
     }
     if (at < count) {
-        CAT(block_, T)(job->dst, n_dst, job->src, n, at, count - at, op, divisor, job->factors);
+        CAT(block_, T)
+        (job->dst, n_dst, job->src, n, at, count - at, op, job->divisor, job->factors, false);
     }
 }
 
@@ -112,6 +128,9 @@ static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
         break;
     }
 #undef CASE
+    if (job->past) {
+        fence_past();
+    }
     leave_vectors();
 }
 

@@ -20,7 +20,8 @@ enum {
     DTR__SHM_BESIDE = 32,              /* that travel beside its head, in the same cache line */
     DTR__SHM_POSTS = 16,               /* a power of two */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
-    DTR__SHM_MAX_RANKS = 1024
+    DTR__SHM_MAX_RANKS = 1024,
+    DTR__SHM_SIZES = 12 /* powers of two from 16 KiB on whose results are written alike */
 };
 
 /* Where a rank's data is. */
@@ -129,6 +130,7 @@ typedef struct dtr__shm_op {
     bool zero_copy;        /* all buffers are node-shared: slices, no copies */
     bool sliced;           /* allreduce of plain buffers: slices, reduced here and fetched */
     size_t fetched;        /* sliced: pieces of the other slices that are here */
+    int past;              /* zero_copy: dtr__past of this operation */
     int attach_errno;      /* reading a peer's plain buffer failed, */
     int attach_rank;       /* ... that of this rank */
     bool lost;             /* who it was read from had given up: it does not finish */
@@ -137,7 +139,7 @@ typedef struct dtr__shm_op {
     void *copy;              /* private copy of the input where in and out overlap */
 } dtr__shm_op;
 
-/* How staging buffers are written: timed in turn, see shm_stage.c. */
+/* How staging buffers and results are written: timed in turn, see shm_stage.c. */
 typedef struct dtr__shm_trial {
     int step;
     bool past;              /* past the caches, as the last trial found */
@@ -156,6 +158,7 @@ typedef struct dtr__shm_state {
     uint64_t stage_used[2]; /* post that used the buffer last */
     int stage_next;
     dtr__shm_trial trial;
+    dtr__shm_trial spread[DTR__SHM_SIZES]; /* of results reduced where they lie, by their size */
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
     uint64_t *table;       /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena;
                               behind it the own one of `rows` */
@@ -273,11 +276,14 @@ void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
 /* shm_stage.c: make the staging buffers; copy the next chunk of every piece of the input into one,
- * false while it is being read; which way comes next in a trial, and what it took. */
+ * false while it is being read; which way comes next in a trial, and what it took;
+ * the one past the caches is chosen if the other takes more than `worth` times as long. */
 dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_post *post);
 bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now);
-void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes);
+bool dtr__shm_trial_over(const dtr__shm_trial *t); /* nothing is timed until the next one */
+void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes,
+                         double worth);
 
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);

@@ -8,6 +8,8 @@
 #include "kernels/kernels.h"
 #include "shm/shm_internal.h"
 
+#define WORTH 2.0 /* as much faster must it be, because the readers pay for it */
+
 enum {
     TRIAL_LEAST = 8 * 1024,        /* bytes of a chunk worth timing */
     TRIAL_EVERY_NS = 20 * 1000000, /* from the end of one trial to the next */
@@ -67,6 +69,10 @@ static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call 
     return copied;
 }
 
+bool dtr__shm_trial_over(const dtr__shm_trial *t) {
+    return t->step == TRIAL_END;
+}
+
 bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now) {
     if (t->step == TRIAL_END && now >= t->next) {
         t->step = 0;
@@ -74,7 +80,8 @@ bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now) {
     return t->step == TRIAL_END ? t->past : t->step >= TRIAL_PAST;
 }
 
-void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes) {
+void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes,
+                         double worth) {
     if (t->step == TRIAL_END || nbytes < TRIAL_LEAST) {
         return;
     }
@@ -85,7 +92,7 @@ void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t 
         *best = first || cost < *best ? cost : *best;
     }
     if (++t->step == TRIAL_END) {
-        t->past = t->cached > 2 * t->by_past; /* the readers pay for it */
+        t->past = t->cached > worth * t->by_past;
         t->next = until + TRIAL_EVERY_NS;
     }
 }
@@ -104,8 +111,8 @@ bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
     } else {
         const int64_t from = dtr__now_ns();
         const size_t copied = fill(g, s, c, to, dtr__shm_trial_past(&s->trial, from));
-        if (s->trial.step != TRIAL_END) {
-            dtr__shm_trial_took(&s->trial, from, dtr__now_ns(), copied);
+        if (!dtr__shm_trial_over(&s->trial)) {
+            dtr__shm_trial_took(&s->trial, from, dtr__now_ns(), copied, WORTH);
         }
     }
     s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);

@@ -3,6 +3,9 @@
 #include "kernels/kernels.h"
 #include "shm/shm_internal.h"
 
+/* What is written past the caches may take a little longer, for it is read sooner. */
+#define WORTH 0.9
+
 enum { PIECE = 256 * 1024 }; /* bytes per source and kernel call, so that other groups get a turn */
 
 bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c) {
@@ -25,18 +28,54 @@ static size_t slice_at(const dtr_group *g, const dtr__call *c, size_t size, int 
     return at < c->in_count ? at : c->in_count;
 }
 
+/* The own result first. */
 static int pointers(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, size_t offset,
                     const void **from, void **to, double *factors) {
-    int n_to = 0;
+    int n_to = 1;
+    to[0] = NULL;
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_more *more = dtr__shm_more_of(s, r);
         from[r] = (const char *)dtr__shm_unpack(g->world, more->in_at) + offset;
         factors[r] = more->premul;
         if (c->kind != DTR__K_REDUCE || r == c->root) {
-            to[n_to++] = (char *)dtr__shm_unpack(g->world, more->out_at) + offset;
+            void *at = (char *)dtr__shm_unpack(g->world, more->out_at) + offset;
+            to[r == g->rank || c->kind == DTR__K_REDUCE ? 0 : n_to++] = at;
         }
     }
     return n_to;
+}
+
+static dtr__shm_trial *trial_of(dtr__shm_state *s, size_t nbytes) {
+    int k = 0;
+    while (k < DTR__SHM_SIZES - 1 && nbytes >> (k + 15) != 0) {
+        k++;
+    }
+    return &s->spread[k];
+}
+
+/* How the results of an operation are written. *trial: which is told how long it took, if any.
+ *
+ * A line of another rank's result that this rank has written lies in this rank's cache, and the
+ * other has to get it from there to read it, which between cores that share no cache takes longer
+ * than all else; and if it has read the last one, this rank has to take it away first. Written past
+ * the caches it is read from memory. Where cores share a cache and nobody reads the result that
+ * takes longer, so both ways are timed every now and then. */
+static dtr__past choose(const dtr_group *g, dtr__shm_state *s, const dtr__call *c,
+                        dtr__shm_trial **trial, int64_t now) {
+    const size_t nbytes = c->in_count * s->op.size;
+    const uint64_t tune = g->world->tune.value[DTR__TUNE_ZERO_PAST];
+    *trial = NULL;
+    if (c->in != c->out && dtr__shm_streams(g, nbytes)) {
+        return DTR__PAST_ALL;
+    }
+    if (c->kind == DTR__K_REDUCE) {
+        return DTR__PAST_NONE;
+    }
+    if (tune != 0) {
+        return nbytes >= tune ? DTR__PAST_OTHERS : DTR__PAST_NONE;
+    }
+    *trial = trial_of(s, nbytes);
+    return dtr__shm_trial_past(*trial, now) ? DTR__PAST_OTHERS : DTR__PAST_NONE;
 }
 
 bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
@@ -47,15 +86,22 @@ bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *
     double factors[DTR__SHM_MAX_RANKS];
     size_t first = slice_at(g, c, op->size, g->rank), end = slice_at(g, c, op->size, g->rank + 1);
     size_t count = PIECE / op->size;
-    const bool stream = dtr__shm_streams(g, c->in_count * op->size);
+    dtr__shm_trial *trial = NULL; /* of the first piece */
     for (size_t total = 0; total < budget; total += PIECE * (size_t)g->size) {
-        size_t at = first + op->pulled * count;
+        size_t at = first + op->pulled * count, n = end - at < count ? end - at : count;
         if (at >= end) {
             return true;
         }
+        const int64_t began = op->pulled == 0 ? dtr__now_ns() : 0;
+        if (op->pulled == 0) {
+            op->past = choose(g, s, c, &trial, began);
+        }
         int n_to = pointers(g, s, c, at * op->size, from, to, factors);
-        dtr__reduce_piece(to, n_to, from, g->size, end - at < count ? end - at : count, c->dtype,
-                          c->op, c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL, stream);
+        dtr__reduce_piece(to, n_to, from, g->size, n, c->dtype, c->op, c->divisor,
+                          c->op == DTR_PREMUL_SUM ? factors : NULL, (dtr__past)op->past);
+        if (op->pulled == 0 && trial != NULL && !dtr__shm_trial_over(trial)) {
+            dtr__shm_trial_took(trial, began, dtr__now_ns(), n * op->size, WORTH);
+        }
         op->pulled++;
         *moved = true;
     }

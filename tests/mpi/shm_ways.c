@@ -251,6 +251,59 @@ START_TEST(staged_every_way) {
 }
 END_TEST
 
+/* What a rank gives, and the sum in the order of ranks. */
+static float uneven(int rank, int i, size_t k) {
+    return 1.0F / (float)(1 + (k * 7 + (size_t)rank * 3 + (size_t)i) % 1000);
+}
+
+static size_t sum_uneven(dtr_world *w, float *in, float *out, size_t n, int i) {
+    size_t wrong = 0;
+    for (size_t k = 0; k < n; k++) {
+        in[k] = uneven(th_rank(), i, k);
+    }
+    TH_IS(dtr_allreduce(dtr_world_group(w), dtr_cpu(in, n, DTR_F32), dtr_cpu(out, n, DTR_F32),
+                        DTR_SUM, NULL, NULL),
+          DTR_OK);
+    for (size_t k = 0; k < n; k++) {
+        float sum = uneven(0, i, k);
+        for (int r = 1; r < th_size(); r++) {
+            sum += uneven(r, i, k);
+        }
+        wrong += memcmp(&sum, &out[k], sizeof sum) != 0;
+    }
+    return wrong;
+}
+
+/* COL3: node-shared results written through the caches, the others' parts or all of them past them,
+ * and by trial, have the same bits; in place and not, in few pieces and many, at any address. */
+START_TEST(results_every_way) {
+    enum { FEW = 12003, MANY = 200003, CALLS = 8 };
+    static const char *const ways[] = { "zero_past=never", "zero_past=1", "zero_past=0",
+                                        "stream=1" };
+    wanted = "";
+    for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
+        dtr_world *w = NULL;
+        void *in = NULL, *out = NULL;
+        size_t wrong = 0;
+        setenv("DTR_TUNE", ways[way], 1);
+        TH_OK(world_with("DTR_CMA", "off", &w));
+        unsetenv("DTR_TUNE");
+        TH_OK(dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_SHARED, (MANY + 4) * 4, &in));
+        TH_OK(dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_SHARED, (MANY + 4) * 4, &out));
+        for (int i = 0; i < 2 * CALLS; i++) {
+            float *to = i % 4 == 3 ? in : out;
+            wrong += sum_uneven(w, in, to, i < CALLS ? FEW : MANY, i);
+        }
+        wrong += sum_uneven(w, in, (float *)out + 1 + th_rank() % 3, MANY, 0);
+        TH_CHECK(wrong == 0, "%s: %zu elements are wrong", ways[way], wrong);
+        TH_AGREE();
+        dtr_free(w, in);
+        dtr_free(w, out);
+        TH_OK(dtr_world_destroy(w));
+    }
+}
+END_TEST
+
 /* Too little for a rank's own block: the group does without, or is refused by name. */
 START_TEST(little_control) {
     dtr_world *w = NULL;
@@ -399,6 +452,7 @@ static void make(Suite *s) {
     th_add(tc, memory_is_bounded, 0, 0);
     th_add(tc, little_staging, 0, 0);
     th_add(tc, staged_every_way, 0, 0);
+    th_add(tc, results_every_way, 0, 0);
     th_add(tc, little_control, 0, 0);
     tc = th_case(s, "again", 60);
     th_add(tc, again_in_shared_memory, 0, 0);

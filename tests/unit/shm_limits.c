@@ -70,29 +70,33 @@ END_TEST
 
 /* Two chunks by the cache, two of them timed, two past the caches timed; the next trial after a
  * while. Small chunks do not count. */
-static bool trial(dtr__shm_trial *t, int64_t *now, const int64_t took[6]) {
+static bool trial(dtr__shm_trial *t, int64_t *now, const int64_t took[6], double worth) {
     for (int i = 0; i < 6; i++) {
         ck_assert_int_eq(dtr__shm_trial_past(t, *now), i >= 4);
-        dtr__shm_trial_took(t, *now, *now + 1, 100);
+        dtr__shm_trial_took(t, *now, *now + 1, 100, worth);
         ck_assert_int_eq(dtr__shm_trial_past(t, *now), i >= 4);
-        dtr__shm_trial_took(t, *now, *now + took[i], 16 * KIB);
+        dtr__shm_trial_took(t, *now, *now + took[i], 16 * KIB, worth);
         *now += took[i];
     }
     return dtr__shm_trial_past(t, *now);
 }
 
 START_TEST(staging_trial) {
-    static const int64_t near[6] = { 90000, 90000, 90000, 1000, 900, 900 },
+    static const int64_t near[6] = { 90000, 90000, 90000, 1000, 90000, 1050 },
                          apart[6] = { 1000, 1000, 4000, 4000, 90000, 900 };
     dtr__shm_trial t = { 0 };
     int64_t now = 1000;
-    ck_assert(trial(&t, &now, apart));
+    ck_assert(trial(&t, &now, apart, 2));
     ck_assert(dtr__shm_trial_past(&t, now + 1000000));
     now += 1000000000;
-    ck_assert(!trial(&t, &now, near));
+    ck_assert(!trial(&t, &now, near, 2));
     ck_assert(!dtr__shm_trial_past(&t, now + 1000000));
     now += 1000000000;
-    ck_assert(trial(&t, &now, apart));
+    ck_assert(trial(&t, &now, apart, 2));
+    now += 1000000000;
+    ck_assert(trial(&t, &now, near, 0.9)); /* a little slower is good enough for results */
+    now += 1000000000;
+    ck_assert(!trial(&t, &now, near, 1.2));
 }
 END_TEST
 
