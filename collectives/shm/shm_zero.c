@@ -20,6 +20,14 @@ bool dtr__shm_streams(const dtr_group *g, size_t nbytes) {
                      : nbytes >= dtr__kernels_cache() / (4 * (size_t)g->world->local_size);
 }
 
+/* The same of a reduction. Of two ranks, what is not found in the caches is not missed until the
+ * inputs alone fill them twice: to make results in a buffer and copy them costs more. */
+bool dtr__shm_streams_reduced(const dtr_group *g, size_t nbytes) {
+    const bool told = g->world->tune.value[DTR__TUNE_STREAM] != 0;
+    return told || g->size > 2 ? dtr__shm_streams(g, nbytes)
+                               : nbytes / 2 > dtr__kernels_cache() / (size_t)g->world->local_size;
+}
+
 /* Rank r's slice in elements, cut at multiples of 64 bytes so that no two ranks write one cache
  * line. */
 static size_t slice_at(const dtr_group *g, const dtr__call *c, size_t size, int r) {
@@ -65,7 +73,7 @@ static dtr__past choose(const dtr_group *g, dtr__shm_state *s, const dtr__call *
     const size_t nbytes = c->in_count * s->op.size;
     const uint64_t tune = g->world->tune.value[DTR__TUNE_ZERO_PAST];
     *trial = NULL;
-    if (c->in != c->out && dtr__shm_streams(g, nbytes)) {
+    if (c->in != c->out && dtr__shm_streams_reduced(g, nbytes)) {
         return DTR__PAST_ALL;
     }
     if (c->kind == DTR__K_REDUCE) {
