@@ -7,7 +7,8 @@ enum { KIB = 1024 };
 
 /* The blocks of all ranks are kept exactly once, each by the rank that the others look at. */
 static void covers(int size, int keeps, size_t limit) {
-    const size_t one = sizeof(dtr__shm_rank), table = (3 * (size_t)size + 2) * sizeof(uint64_t);
+    const size_t one = sizeof(dtr__shm_rank),
+                 table = (3 * (size_t)size + 2) * sizeof(uint64_t) + sizeof(dtr__shm_row);
     size_t blocks = 0;
     for (int r = 0; r < size; r++) {
         size_t here = dtr__shm_kept_bytes(size, keeps, r);
