@@ -242,6 +242,7 @@ typedef struct dtr__backend {
     const char *name;
     dtr_device_type device;
     bool overlaps; /* its collectives are watched all at once, as messages are */
+    bool asks_mpi; /* each look at a repeated collective that has not finished calls MPI */
     /* 0: cannot serve this call (why, if given, says so in a few words); else preference, highest
      * wins under auto. `call` NULL asks for the group as a whole. */
     int (*score)(const dtr_group *group, const dtr__call *call, const char **why);

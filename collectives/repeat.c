@@ -226,7 +226,8 @@ static progress look(dtr_group *g, dtr__repeat *p, noted *n) {
     bool has_thread = dtr__progress_has_thread(g->world);
     unsigned at_once = g->world->crowded ? LOOKS_CROWDED : LOOKS_AT_ONCE;
     unsigned at_first = g->world->crowded ? 0 : LOOKS_AT_FIRST;
-    dtr__backoff backoff = { 0 };
+    /* To give the processor away twice takes twice as long. */
+    dtr__backoff backoff = { .elsewhere = g->world->mpi_yields && b->asks_mpi && !p->p2p };
     for (unsigned looks = 1;; looks++) {
         int found = b->repeat_look(g, state, p);
         if (found > 0) {

@@ -31,6 +31,31 @@ static void count_sharers(dtr_world *world, const cpu_set_t *sets) {
     }
 }
 
+/* Open MPI yields in each look that finds nothing, where it is told to, and shows that as a control
+ * variable. MPI libraries without one are taken not to. */
+static bool mpi_yields(void) {
+    int provided, index, count = 0, verbosity, binding, scope, length = 0, none = 0;
+    int on[4] = { 0 };
+    MPI_Datatype type = MPI_DATATYPE_NULL;
+    MPI_T_cvar_handle handle;
+    MPI_T_enum names;
+    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) {
+        return false;
+    }
+    if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
+        MPI_T_cvar_get_info(index, NULL, &length, &verbosity, &type, &names, NULL, &none, &binding,
+                            &scope) == MPI_SUCCESS &&
+        (type == MPI_INT || type == MPI_C_BOOL) &&
+        MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) == MPI_SUCCESS) {
+        if (count != 1 || MPI_T_cvar_read(handle, on) != MPI_SUCCESS) {
+            on[0] = 0;
+        }
+        MPI_T_cvar_handle_free(&handle);
+    }
+    MPI_T_finalize();
+    return on[0] != 0;
+}
+
 dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     dtr__error_context ctx = { .world = world };
     cpu_set_t mine, all, *sets = scratch;
@@ -50,6 +75,7 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     world->crowded = CPU_COUNT(&all) < world->local_size;
     world->roomy = CPU_COUNT(&all) >= 2 * world->local_size && world->cpus >= 2;
     count_sharers(world, sets);
+    world->mpi_yields = mpi_yields();
     return DTR_OK;
 }
 
@@ -76,7 +102,9 @@ bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
         b->spins--; /* look again next time */
         return true;
     }
-    sched_yield();
+    if (!b->elsewhere) {
+        sched_yield();
+    }
     return false;
 }
 

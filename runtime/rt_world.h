@@ -44,9 +44,10 @@ struct dtr_world {
     int rank, size, local_rank, local_size, node, node_count;
     int *node_of, *local_rank_of, *local_world;
     char host[64];
-    int cpus;     /* this process may use */
-    bool crowded; /* the node's ranks may use fewer CPUs than there are ranks */
-    bool roomy;   /* ... at least two CPUs per rank: a progress thread takes nobody's */
+    int cpus;        /* this process may use */
+    bool crowded;    /* the node's ranks may use fewer CPUs than there are ranks */
+    bool roomy;      /* ... at least two CPUs per rank: a progress thread takes nobody's */
+    bool mpi_yields; /* a call that finds nothing to do in MPI has given the processor away */
     /* Local ranks with exactly this rank's CPUs, and which of them this one is; 0 where sets of
      * CPUs overlap in part. */
     int cpu_sharers, cpu_turn;
@@ -220,6 +221,7 @@ void dtr__progress_poll_all(dtr_world *world);
 typedef struct dtr__backoff {
     uint32_t spins;
     int64_t since_ns; /* of the first yield */
+    bool elsewhere;   /* who is asked between two steps gives the processor away: no step does */
 } dtr__backoff;
 void dtr__backoff_pause(const dtr_world *world, dtr__backoff *b); /* world NULL: as crowded */
 /* One step of it; true instead of a nap, for a caller who has something else to do by then. */

@@ -400,6 +400,7 @@ static const char *hier_waits_for(dtr_group *g, void *opaque, dtr_work *w, char 
 const dtr__backend dtr__backend_hier = {
     .name = "hier",
     .device = DTR_CPU,
+    .asks_mpi = true,
     .score = hier_score,
     .open = hier_open,
     .close = hier_close,

@@ -276,6 +276,7 @@ static void repeat_go_on(dtr_group *group, void *opaque, dtr_work *w) {
 const dtr__backend dtr__backend_mpi = {
     .name = "mpi",
     .device = DTR_CPU,
+    .asks_mpi = true,
     .score = mpi_score,
     .open = mpi_open,
     .close = mpi_close,
