@@ -30,10 +30,10 @@ dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LA
 dtr_add_double_mpi_test(double_nccl_rows NPROCS 2 3 SOURCES nccl_rows.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 # How operations end, and many threads at once.
 dtr_add_double_mpi_test(double_nccl_ends NPROCS 2 SOURCES nccl_ends.c LIBS fake_cudart)
-# Both ends of a message, on one node and on two.
+# Both ends of a message, on one node and on two, which hear of the other end later than an error of NCCL's would come.
 dtr_add_double_mpi_test(double_nccl_pairs NPROCS 2 3 SOURCES nccl_pairs.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_pairs_nodes TARGET test_double_nccl_pairs NPROCS 2 LABELS double TIMEOUT 300
-  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20)
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20 DTR_FAKE_NCCL_ODD_ENDS_HANG=1)
 # DTR_DEBUG=detail; on two nodes too, which see each other by reports.
 dtr_add_double_mpi_test(double_nccl_detail NPROCS 2 3 SOURCES nccl_detail.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_detail_nodes TARGET test_double_nccl_detail NPROCS 2 LABELS double TIMEOUT 300

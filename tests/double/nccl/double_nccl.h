@@ -130,6 +130,7 @@ int dn_version(void);
 bool dn_multi_rank(void); /* several ranks may share a GPU */
 bool dn_remote_errors(void);
 bool dn_blocks_in_call(void);
+bool dn_odd_ends_hang(void); /* of a message, as with NCCL */
 bool dn_init_fails(int rank), dn_init_hangs(int rank);
 /* 0, or the code that this call of the function returns; counts the call. */
 ncclResult_t dn_injected(const char *function);

@@ -30,6 +30,9 @@ static bool is_on(const char *name) {
 bool dn_remote_errors(void) {
     return is_on("DTR_FAKE_NCCL_REMOTE_ERR");
 }
+bool dn_odd_ends_hang(void) {
+    return is_on("DTR_FAKE_NCCL_ODD_ENDS_HANG");
+}
 bool dn_blocks_in_call(void) {
     return is_on("DTR_FAKE_NCCL_BLOCK_IN_CALL");
 }
