@@ -251,9 +251,9 @@ START_TEST(M2_aborted_before_waiters_return) {
         th_sleep(0.001);
     }
     fault("DTR_FAKE_CUDA_DELAY_US", "50000"); /* NCCL takes its time */
-    th_barrier();
-    dtr_fake_cuda_log_start();
+    dtr_fake_cuda_log_start();                /* before any rank aborts, as is the time */
     const double begun = th_now();
+    th_barrier();
     if (th_rank() == 0) {
         TH_IS(dtr_group_abort(g, "enough"), DTR_OK);
     }
