@@ -403,7 +403,8 @@ static double of_clock(clockid_t id) {
 /* collectives:NCP3, NCP5, NCP8: who waits for NCCL leaves the processor to others, the limit counts
  * parts of a second, and names the call. */
 START_TEST(NCP8_waiting_costs_little) {
-    dtr_world *w = new_world("DTR_NCCL_INIT_TIMEOUT", "0.4");
+    /* The others' limit could pass before the first rank has come, who then finds it broken. */
+    dtr_world *w = new_world("DTR_NCCL_INIT_TIMEOUT", th_rank() == 0 ? "0.4" : "600");
     dtr_group *g = NULL;
     dtr_buffer b = filled(N, 1);
     char rank[16];
@@ -415,7 +416,7 @@ START_TEST(NCP8_waiting_costs_little) {
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
     used = of_clock(CLOCK_THREAD_CPUTIME_ID) - used;
     began = of_clock(CLOCK_MONOTONIC) - began;
-    TH_CHECK(th_rank() != 0 || began >= 0.4, "given up after %g s", began); /* the others later */
+    TH_CHECK(th_rank() != 0 || began >= 0.4, "given up after %g s", began);
     TH_CHECK(TH_SANITIZED || used < began / 2, "%g s of %g s", used, began);
     TH_CHECK(strstr(dtr_last_error_message(), "ncclCommInitRankConfig") != NULL ||
                  strstr(dtr_last_error_message(), "has not joined: ") != NULL,
