@@ -84,7 +84,8 @@ END_TEST
 /* CHK12, DBG13: no mismatch; the others see who has not come. */
 static void refused_on_one_rank(const char *backend) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
-    o.timeout_s = 0.5;
+    dtr_coll_options soon = DTR_COLL_OPTIONS_INIT; /* the group's would be its creation's too */
+    soon.timeout_s = 0.5;
     o.backend = backend;
     dtr_group *g = NULL;
     float x = 1, y = 0;
@@ -98,7 +99,7 @@ static void refused_on_one_rank(const char *backend) {
         TH_IS(dtr_allreduce(g, in, out, DTR_SUM, NULL, NULL), DTR_ERR_SHAPE);
         TH_CHECK(dtr_group_seq(g) == before, "the refused call was counted");
     } else {
-        TH_IS(dtr_allreduce(g, in, out, DTR_SUM, NULL, NULL), DTR_ERR_TIMEOUT);
+        TH_IS(dtr_allreduce(g, in, out, DTR_SUM, &soon, NULL), DTR_ERR_TIMEOUT);
         TH_MESSAGE(who);
         TH_MESSAGE("allreduce");
     }
