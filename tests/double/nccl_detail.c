@@ -39,6 +39,7 @@ START_TEST(DBG5_before_data_moves) {
         size_t gives[8], takes[8];
         TH_IS(dtr_group_create(world, NULL, th_size(), NULL, &g), DTR_OK);
         allreduce_good(g);
+        th_barrier(); /* or the fault may end it where nobody has seen its end yet */
         for (int r = 0; r < th_size(); r++) {
             gives[r] = takes[r] = 4;
         }
@@ -90,6 +91,7 @@ START_TEST(DBG4_one_rank_skips) {
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     char who[64];
     allreduce_good(g);
+    th_barrier(); /* or the limit may end it too */
     o.timeout_s = 0.5;
     if (th_rank() != culprit()) {
         TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, NULL), DTR_ERR_TIMEOUT);
@@ -228,6 +230,7 @@ START_TEST(NEW36_not_after_a_verdict) {
     o.name = "told";
     TH_IS(dtr_group_create(world, NULL, th_size(), &o, &g), DTR_OK);
     allreduce_good(g);
+    th_barrier(); /* or it may end that too */
     dtr__verdict v = { .uid = g->uid, .status = DTR_ERR_MISMATCH, .text = "what rank 0 has found" };
     TH_CHECK(dtr__verdict_put(world, &v), "no verdicts");
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_MISMATCH);

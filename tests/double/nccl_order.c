@@ -207,6 +207,7 @@ START_TEST(NCO17_scope_and_failure) {
     TH_AGREE();
     TH_IS(dtr_group_create(th_world(), NULL, th_size(), NULL, &g), DTR_OK);
     allreduce_good(g);
+    th_barrier(); /* or the failure may end it too */
     fault_on_culprit("DTR_FAKE_CUDA_ERR", "cudaMemcpyAsync:1:700");
     dtr_fake_cuda_log_start();
     dtr_work *w = NULL;
