@@ -34,12 +34,15 @@ static void count_sharers(dtr_world *world, const cpu_set_t *sets) {
 /* Open MPI yields in each look that finds nothing, where it is told to, and shows that as a control
  * variable. MPI libraries without one are taken not to. */
 static bool mpi_yields(void) {
-    int provided, index, count = 0, verbosity, binding, scope, length = 0, none = 0;
+    int level = MPI_THREAD_SINGLE, index, count = 0, verbosity, binding, scope, length = 0,
+        none = 0;
     int on[4] = { 0 };
     MPI_Datatype type = MPI_DATATYPE_NULL;
     MPI_T_cvar_handle handle;
     MPI_T_enum names;
-    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) {
+    /* Open MPI takes the level that is asked for here as that of the process from now on. */
+    if (MPI_Query_thread(&level) != MPI_SUCCESS ||
+        MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
         return false;
     }
     if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
