@@ -163,8 +163,10 @@ static dtr_status shm_open(dtr_group *g, void **state) {
     dtr__shm_state *s = calloc(1, sizeof *s);
     uint64_t *all = calloc((size_t)g->size, sizeof *all);
     if (s != NULL) {
-        s->chunk = dtr__shm_chunk_bytes(g->size, g->world->tune.value[DTR__TUNE_CHUNK],
-                                        dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
+        const uint64_t limit = dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING);
+        const uint64_t chunk = g->world->tune.value[DTR__TUNE_CHUNK];
+        s->chunk_least = dtr__shm_chunk_bytes(g->size, chunk, limit);
+        s->chunk = dtr__shm_chunk_bytes(g->size, DTR__SHM_STRETCH * chunk, limit);
         s->sharers = g->size;
         s->tables = calloc((size_t)g->size, sizeof *s->tables);
         s->rows = calloc((size_t)g->size, sizeof *s->rows);

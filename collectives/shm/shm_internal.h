@@ -20,6 +20,8 @@ enum {
     DTR__SHM_BESIDE = 32,              /* that travel beside its head, in the same cache line */
     DTR__SHM_POSTS = 16,               /* a power of two */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
+    DTR__SHM_STRETCH = 4,              /* times the usual chunk is a long one, */
+    DTR__SHM_STRETCH_MOST = 8,         /* ... for data of at most so many long ones */
     DTR__SHM_MAX_RANKS = 1024,
     DTR__SHM_SIZES = 12 /* powers of two from 16 KiB on whose results are written alike */
 };
@@ -153,6 +155,7 @@ typedef struct dtr__shm_state {
     void *own_control;    /* what this rank keeps */
     dtr__shm_rank *me;
     size_t chunk;         /* of a staging buffer; the same on all ranks */
+    size_t chunk_least;   /* the usual one, of which long ones are a multiple */
     unsigned char *stage; /* two chunks in the own arena, made when first needed */
     uint64_t stage_at;
     uint64_t stage_used[2]; /* post that used the buffer last */

@@ -147,12 +147,32 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
     return DTR_OK;
 }
 
+/* Every chunk is a hand-over for which ranks wait, so few long ones are faster, two to
+ * three times between two ranks, until the data no longer stays in the caches.
+ * Of a broadcast, where one copies what others wait for, there are two at least. All ranks must
+ * come to the same size: it follows from counts that they compare and from thresholds alone. */
+static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+    size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
+    if (c->kind == DTR__K_ALLGATHER) {
+        nbytes *= (size_t)g->size;
+    } else if (c->kind == DTR__K_BROADCAST) {
+        nbytes = c->out_count * s->op.size;
+        wish = nbytes / 2 / 64 * 64;
+    } else if (c->kind != DTR__K_ALLTOALL) {
+        return s->chunk_least;
+    }
+    if (nbytes > DTR__SHM_STRETCH_MOST * s->chunk || wish < s->chunk_least) {
+        return s->chunk_least;
+    }
+    return wish < s->chunk ? wish : s->chunk;
+}
+
 /* Into how many pieces and chunks the data is cut. */
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
     size_t most = 0;
     op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
-    op->step = s->chunk / op->n_blocks / 64 * 64;
+    op->step = chunk_of(g, s, c) / op->n_blocks / 64 * 64;
     if (dtr__kind_reduces(c->kind) && op->step > dtr__shm_attach_piece(g)) {
         op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
     }

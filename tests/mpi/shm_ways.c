@@ -233,9 +233,10 @@ static void move_some(dtr_world *w) {
     free(memory);
 }
 
-/* Staging buffers written through the caches, past them, and by trial. */
+/* Staging buffers written through the caches, past them, and by trial; in long chunks and short. */
 START_TEST(staged_every_way) {
-    static const char *const ways[] = { "stage_past=never", "stage_past=1", "stage_past=0" };
+    static const char *const ways[] = { "stage_past=never", "stage_past=1", "stage_past=0",
+                                        "chunk=16K", "chunk=4K" };
     wanted = "";
     for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         dtr_world *w = NULL;
