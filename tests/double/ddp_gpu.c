@@ -344,6 +344,7 @@ START_TEST(ER16_failing_device) {
     bool last = th_rank() == th_size() - 1;
     model m;
     model_open(&m, &o, DTR_F32, 0);
+    th_barrier(); /* or the failure may end the creation where it is still under way */
     if (last) {
         setenv("DTR_FAKE_CUDA_ERR", "cudaStreamWaitEvent:1:719", 1);
         dtr_fake_cuda_reload();
