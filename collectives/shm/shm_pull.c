@@ -147,8 +147,8 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
     return DTR_OK;
 }
 
-/* Every chunk is a hand-over for which ranks wait, so few long ones are faster, two to
- * three times between two ranks, until the data no longer stays in the caches.
+/* Every chunk is a hand-over for which ranks wait, so few long ones are faster, about twice at
+ * 1 MiB between two ranks that share a cache, until the data no longer stays in the caches.
  * Of a broadcast, where one copies what others wait for, there are two at least. All ranks must
  * come to the same size: it follows from counts that they compare and from thresholds alone. */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
