@@ -107,6 +107,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         post->mode = DTR__SHM_NOTHING;
     } else if (nbytes <= DTR__SHM_INLINE) {
         post->mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_POST;
+        post->at = 0;
         memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
     } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE)) {
         post->mode = DTR__SHM_DIRECT;

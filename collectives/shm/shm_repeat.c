@@ -30,7 +30,7 @@ static bool may_lead(const dtr_group *g, const dtr__call *c, const dtr__moves *m
     const bool rooted = c->kind == DTR__K_BROADCAST || scatters(c->kind) ||
                         c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER ||
                         c->kind == DTR__K_GATHERV;
-    return rooted && (!m->gives || m->give <= DTR__SHM_BESIDE) && !dtr__at_detail(g->world);
+    return rooted && (!m->gives || m->give <= DTR__SHM_LEAD) && !dtr__at_detail(g->world);
 }
 
 /* Whether all data of such calls fits into posts. Of v-forms a rank may not know what the others
@@ -138,6 +138,7 @@ static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p
     post->mode = !m->gives                    ? DTR__SHM_NOTHING
                  : m->give <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE
                                               : DTR__SHM_IN_POST;
+    post->at = m->leads ? dtr__shm_slot(n) : 0;
     s->described[n % DTR__SHM_POSTS] = p->id;
     if (s->described_more[n & 1] == p->id) {
         return;
@@ -170,17 +171,16 @@ static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
     const uint64_t n = s->op.n;
     const dtr__moves *m = &p->moves;
     dtr__shm_post *post = &s->me->post[n % DTR__SHM_POSTS];
-    const bool line =
-        !m->zero && (!m->gives || m->give <= DTR__SHM_BESIDE) && s->described_more[n & 1] == p->id;
-    if (!dtr__shm_is_free(g, s, line ? DTR__SHM_POSTS - 1 : 1)) {
+    const bool own = m->leads || !m->gives || m->give <= DTR__SHM_BESIDE;
+    const bool many = own && !m->zero && s->described_more[n & 1] == p->id;
+    if (!dtr__shm_is_free(g, s, many ? DTR__SHM_POSTS - 1 : 1)) {
         return false;
     }
     if (s->described[n % DTR__SHM_POSTS] != p->id || s->described_more[n & 1] != p->id) {
         describe(g, s, p);
     }
     if (m->gives) {
-        copy(m->give <= DTR__SHM_BESIDE ? post->data : s->me->more[n & 1].data, p->call.in,
-             m->give);
+        copy(dtr__shm_shown(s, g->rank), p->call.in, m->give);
     } else if (m->zero) {
         show_places(s, &p->call, post);
     }
@@ -267,15 +267,18 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
 
 /* The next post's lines: everybody has finished the operation that read them last, and to get them
  * back takes as long as a small operation. */
-static void expect_room(const dtr__shm_state *s, size_t from, size_t until, size_t give) {
-    for (size_t at = from; give > DTR__SHM_BESIDE && at < give && at < until; at += 64) {
-        dtr__shm_expect_to_write(&s->me->more[(s->n + 1) & 1].data[at]);
+static void expect_room(const dtr__shm_state *s, const dtr__moves *m, size_t from, size_t until) {
+    const size_t give = m->gives && m->give > DTR__SHM_BESIDE ? m->give : 0;
+    unsigned char *data =
+        s->me->more[(s->n + 1) & 1].data + (m->leads ? dtr__shm_slot(s->n + 1) : 0);
+    for (size_t at = from; at < give && at < until; at += 64) {
+        dtr__shm_expect_to_write(&data[at]);
     }
 }
 
-static void expect_post(const dtr__shm_state *s, size_t give) {
+static void expect_post(const dtr__shm_state *s, const dtr__moves *m) {
     dtr__shm_expect_to_write(&s->me->post[(s->n + 1) % DTR__SHM_POSTS]);
-    expect_room(s, 0, EXPECTED, give);
+    expect_room(s, m, 0, EXPECTED);
 }
 
 /* Little data beside a post comes with it instead of after it. */
@@ -338,8 +341,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     } else {
         expect_others(g, s, &p->moves);
     }
-    const size_t give = p->moves.gives ? p->moves.give : 0;
-    expect_post(s, give);
+    expect_post(s, &p->moves);
     if (p->moves.zero) {
         return reduce_places(g, s, &p->call);
     }
@@ -348,7 +350,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     } else {
         move(g, s, p);
     }
-    expect_room(s, EXPECTED, EXPECTED_LATER, give);
+    expect_room(s, &p->moves, EXPECTED, EXPECTED_LATER);
     return 1;
 }
 

@@ -33,7 +33,7 @@ START_TEST(control_by_default) {
 END_TEST
 
 START_TEST(control_as_asked) {
-    static const size_t limits[] = { 21 * KIB, 24 * KIB, 40 * KIB, 100 * KIB, 1024 * KIB };
+    static const size_t limits[] = { 22 * KIB, 24 * KIB, 40 * KIB, 100 * KIB, 1024 * KIB };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         for (int size = 2; size <= 100; size++) {
             covers(size, dtr__shm_keeps(size, limits[i]), limits[i]);
