@@ -68,19 +68,11 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     return DTR_OK;
 }
 
-static inline void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
-}
-
 bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
     uint32_t pauses = world == NULL || world->crowded ? 0 : PAUSES;
     if (b->spins < pauses) {
         b->spins++;
-        cpu_relax();
+        dtr__relax();
         return false;
     }
     uint32_t yields = b->spins - pauses;

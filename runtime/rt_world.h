@@ -215,6 +215,15 @@ void dtr__progress_rest(dtr_world *world);
  * progress thread. */
 void dtr__progress_poll_all(dtr_world *world);
 
+/* Tells the processor that its rank looks at memory until another one writes there. */
+static inline void dtr__relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
 /* One wait policy for the whole library: pauses while there is a core per rank, else yields at
  * once; naps after a while without movement. Keep one dtr__backoff per wait, zero it when something
  * moved. */

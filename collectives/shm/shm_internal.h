@@ -73,7 +73,8 @@ typedef struct dtr__shm_rank {
     _Alignas(64) _Atomic uint64_t
         site_for; /* operation that `site` belongs to, filled when ranks disagree */
     char site[120];
-    char left_site[120]; /* of the calls in a row that this rank leaves early */
+    char left_site[120];          /* of the calls in a row that this rank leaves early */
+    _Alignas(64) _Atomic int cpu; /* where it was when it began its last repeat; in a crowd only */
 } dtr__shm_rank;
 
 /* The control block of the group, in the arena of group rank 0. Those of the ranks lie behind it,

@@ -1,6 +1,7 @@
 /* Repeats on shared memory: a post with all the data in it, and everybody else's looked at until
  * they are there. What the posts say is the same as in shm_pull.c, so that ranks may go either
  * way. */
+#include <sched.h>
 #include <string.h>
 
 #include "coll_check.h"
@@ -15,7 +16,8 @@ enum {
     TOGETHER = 256,         /* bytes beside a post that are fetched with it */
     ZERO_MOST = 256 * 1024, /* bytes reduced where they lie, which is done at one go */
     ROW_BEGINS = 8,         /* calls of a row that wait for everybody */
-    FEW_RANKS = 8           /* whose next posts are fetched ahead */
+    FEW_RANKS = 8,          /* whose next posts are fetched ahead */
+    LOOKS_ELSEWHERE = 400,  /* at single ranks, while all that are missing run elsewhere */
 };
 
 static bool scatters(dtr__kind k) {
@@ -196,6 +198,14 @@ static bool lies_shared(const dtr_group *g, dtr__shm_state *s, const dtr__repeat
            (c->in != c->out || s->stage != NULL);
 }
 
+/* The line stays with all ranks as long as nobody moves. */
+static void show_cpu(dtr__shm_state *s) {
+    const int here = sched_getcpu();
+    if (atomic_load_explicit(&s->me->cpu, memory_order_relaxed) != here) {
+        atomic_store_explicit(&s->me->cpu, here, memory_order_relaxed);
+    }
+}
+
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
     if (p->p2p) {
@@ -203,6 +213,9 @@ bool dtr__shm_repeat_post(dtr_group *g, void *state, const dtr__repeat *p) {
     }
     if (p->moves.zero && !lies_shared(g, s, p)) {
         return false;
+    }
+    if (g->world->crowded) {
+        show_cpu(s);
     }
     s->op.n = ++s->n;
     s->op.phase = DTR__SHM_ARRIVE;
@@ -304,9 +317,46 @@ static bool reduce_places(const dtr_group *g, dtr__shm_state *s, const dtr__call
     return dtr__shm_may_leave(g, s, c);
 }
 
+static bool has_posted(const dtr__shm_state *s, int r) {
+    return atomic_load_explicit(&dtr__shm_post_of(s, r)->posted, memory_order_acquire) >=
+           dtr__shm_mark(s->op.n, 0);
+}
+
+static bool is_missing(const dtr_group *g, const dtr__shm_state *s, int r) {
+    if (s->op.phase != DTR__SHM_LEAVE) {
+        return !has_posted(s, r);
+    }
+    return r != g->rank && atomic_load_explicit(&s->rank[r]->finished, memory_order_acquire) <
+                               dtr__shm_mark(s->op.n, DTR__SHM_WHOLE);
+}
+
+/* Where ranks share processors: whether ranks `from` to `until` - 1 come while this one looks,
+ * which it does as long as all that are missing were last seen on other processors. One of its own
+ * cannot come before this processor is given away; the others would be met later by that, and
+ * calls then take two such changes instead of one. */
+static bool come_meanwhile(const dtr_group *g, const dtr__shm_state *s, int from, int until) {
+    const int here = g->world->crowded ? sched_getcpu() : 0;
+    for (int left = g->world->crowded ? LOOKS_ELSEWHERE : 0; left > 0; left -= until - from) {
+        bool missing = false;
+        for (int r = from; r < until; r++) {
+            if (!is_missing(g, s, r)) {
+                continue;
+            }
+            missing = true;
+            if (atomic_load_explicit(&s->rank[r]->cpu, memory_order_relaxed) == here) {
+                return false;
+            }
+        }
+        if (!missing) {
+            return true;
+        }
+        dtr__relax();
+    }
+    return false;
+}
+
 int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     dtr__shm_state *s = state;
-    uint64_t mark = dtr__shm_mark(s->n, 0);
     if (p->p2p) {
         return dtr__shm_p2p_repeat_look(g, s, &p->call);
     }
@@ -318,6 +368,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
     }
     s->unshown = false;
     if (s->op.phase == DTR__SHM_LEAVE) {
+        (void)come_meanwhile(g, s, 0, g->size);
         return dtr__shm_may_leave(g, s, &p->call);
     }
     const bool ahead = leads(s, p);
@@ -328,7 +379,7 @@ int dtr__shm_repeat_look(dtr_group *g, void *state, const dtr__repeat *p) {
         if (beside) {
             expect_data(dtr__shm_more_of(s, s->op.arrived), p->moves.give);
         }
-        if (atomic_load_explicit(&post->posted, memory_order_acquire) < mark) {
+        if (!has_posted(s, s->op.arrived) && !come_meanwhile(g, s, s->op.arrived, until)) {
             return 0;
         }
         if (post->fingerprint != p->call.fingerprint || (p->moves.zero && post->zero_copy == 0) ||
