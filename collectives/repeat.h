@@ -26,6 +26,7 @@ typedef struct dtr__moves {
     dtr__reducer reducer;
     int from, until;  /* group ranks whose data it copies otherwise; empty: nobody's */
     size_t give;      /* bytes it shows */
+    size_t place;     /* leads: bytes of the place that an operation's data has beside its post */
     size_t at;        /* reduces: where this rank's part begins in what each shows */
     dtr__part *parts; /* [group size], the repeat's; else: of `from` to `until` - 1 */
 } dtr__moves;

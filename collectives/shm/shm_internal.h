@@ -19,7 +19,8 @@ enum {
     DTR__SHM_INLINE = 8192, /* bytes that travel inside a post */
     DTR__SHM_BESIDE = 32,   /* that travel beside its head, in the same cache line */
     DTR__SHM_POSTS = 32,    /* a power of two */
-    DTR__SHM_LEAD = 512,    /* bytes of a call in whose rows ranks may be ahead of each other */
+    DTR__SHM_LEAD = 512,    /* bytes of a call in whose rows ranks may be ahead of each other, */
+    DTR__SHM_LEAD_CROWDED = 4096,      /* ... and where ranks share CPUs and take turns */
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
     DTR__SHM_STRETCH = 4,              /* times the usual chunk is a long one, */
     DTR__SHM_STRETCH_MOST = 8,         /* ... for data of at most so many long ones */
@@ -61,7 +62,7 @@ typedef struct dtr__shm_more {
     uint64_t count_in, count_out;
     int32_t kind, dtype, op, root;
 } dtr__shm_more;
-_Static_assert(DTR__SHM_LEAD *(DTR__SHM_POSTS / 2) <= DTR__SHM_INLINE, "a place for each post");
+_Static_assert(DTR__SHM_LEAD *(DTR__SHM_POSTS / 2) == DTR__SHM_INLINE, "a place for each post");
 
 typedef struct dtr__shm_rank {
     dtr__shm_post post[DTR__SHM_POSTS]; /* operation n uses n % DTR__SHM_POSTS */
@@ -234,12 +235,6 @@ static inline unsigned char *dtr__shm_shown(const dtr__shm_state *s, int rank) {
     dtr__shm_post *post = dtr__shm_post_of(s, rank);
     return post->mode == DTR__SHM_IN_LINE ? post->data : dtr__shm_more_of(s, rank)->data + post->at;
 }
-/* Where operation n of a row that ranks may lead has its data in `more`: as many operations have a
- * place of their own as have a post. */
-static inline size_t dtr__shm_slot(uint64_t n) {
-    return (size_t)(n / 2 % (DTR__SHM_POSTS / 2)) * DTR__SHM_LEAD;
-}
-
 /* (local rank, offset) in one word. */
 static inline uint64_t dtr__shm_pack(int local_rank, uint64_t offset) {
     return (uint64_t)local_rank << 48 | offset;

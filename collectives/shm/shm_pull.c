@@ -57,13 +57,14 @@ void dtr__shm_describe_more(dtr__shm_more *more, const dtr__call *c) {
 }
 
 /* Who has shown operation m has finished m - 1. Where many posts are taken the half of them is
- * waited for, so that the others' lines are looked at rarely. */
+ * waited for, so that the others' lines are looked at rarely. lead: posts before this one that need
+ * not be free. */
 bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t lead) {
     const uint64_t n = s->op.n;
     if (s->seen + lead >= n) {
         return true;
     }
-    const uint64_t m = lead == 1 ? n - 1 : n - DTR__SHM_POSTS / 2;
+    const uint64_t m = n - (lead + 1) / 2;
     for (int r = 0; r < g->size; r++) {
         if (atomic_load_explicit(&s->rank[r]->post[m % DTR__SHM_POSTS].posted,
                                  memory_order_acquire) < dtr__shm_mark(m, 0)) {

@@ -32,7 +32,25 @@ static bool may_lead(const dtr_group *g, const dtr__call *c, const dtr__moves *m
     const bool rooted = c->kind == DTR__K_BROADCAST || scatters(c->kind) ||
                         c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER ||
                         c->kind == DTR__K_GATHERV;
-    return rooted && (!m->gives || m->give <= DTR__SHM_LEAD) && !dtr__at_detail(g->world);
+    const size_t most = g->world->crowded ? DTR__SHM_LEAD_CROWDED : DTR__SHM_LEAD;
+    return rooted && (!m->gives || m->give <= most) && !dtr__at_detail(g->world);
+}
+
+/* Bytes of the place that each of these has beside the posts, so that there are enough of them. */
+static size_t place_bytes(const dtr__moves *m) {
+    size_t nbytes = DTR__SHM_LEAD;
+    while (m->leads && nbytes < m->give) {
+        nbytes *= 2;
+    }
+    return nbytes;
+}
+
+static uint64_t places(const dtr__moves *m) {
+    return 2 * DTR__SHM_INLINE / m->place;
+}
+
+static size_t place_of(const dtr__moves *m, uint64_t n) {
+    return m->leads ? (size_t)(n % places(m) / 2) * m->place : 0;
 }
 
 /* Whether all data of such calls fits into posts. Of v-forms a rank may not know what the others
@@ -82,6 +100,7 @@ bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, dtr__
                        .parts = parts,
                        .pairs = c->kind == DTR__K_GATHERV || dtr__shm_has_table(c->kind) };
     m->leads = may_lead(g, c, m);
+    m->place = place_bytes(m);
     if (!dtr__shm_reads(g, c, g->rank) && !(scatters(c->kind) && g->rank == c->root)) {
         return true;
     }
@@ -140,7 +159,7 @@ static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p
     post->mode = !m->gives                    ? DTR__SHM_NOTHING
                  : m->give <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE
                                               : DTR__SHM_IN_POST;
-    post->at = m->leads ? dtr__shm_slot(n) : 0;
+    post->at = place_of(m, n);
     s->described[n % DTR__SHM_POSTS] = p->id;
     if (s->described_more[n & 1] == p->id) {
         return;
@@ -173,9 +192,9 @@ static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p) {
     const uint64_t n = s->op.n;
     const dtr__moves *m = &p->moves;
     dtr__shm_post *post = &s->me->post[n % DTR__SHM_POSTS];
-    const bool own = m->leads || !m->gives || m->give <= DTR__SHM_BESIDE;
-    const bool many = own && !m->zero && s->described_more[n & 1] == p->id;
-    if (!dtr__shm_is_free(g, s, many ? DTR__SHM_POSTS - 1 : 1)) {
+    const bool line = !m->gives || m->give <= DTR__SHM_BESIDE;
+    const bool many = (line || m->leads) && !m->zero && s->described_more[n & 1] == p->id;
+    if (!dtr__shm_is_free(g, s, !many ? 1 : (line ? DTR__SHM_POSTS : places(m)) - 1)) {
         return false;
     }
     if (s->described[n % DTR__SHM_POSTS] != p->id || s->described_more[n & 1] != p->id) {
@@ -282,8 +301,7 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
  * back takes as long as a small operation. */
 static void expect_room(const dtr__shm_state *s, const dtr__moves *m, size_t from, size_t until) {
     const size_t give = m->gives && m->give > DTR__SHM_BESIDE ? m->give : 0;
-    unsigned char *data =
-        s->me->more[(s->n + 1) & 1].data + (m->leads ? dtr__shm_slot(s->n + 1) : 0);
+    unsigned char *data = s->me->more[(s->n + 1) & 1].data + place_of(m, s->n + 1);
     for (size_t at = from; at < give && at < until; at += 64) {
         dtr__shm_expect_to_write(&data[at]);
     }

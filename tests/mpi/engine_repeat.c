@@ -567,7 +567,7 @@ static void call_of_row(dtr_group *g, int kind, int root, size_t n, int i) {
 /* In a row of equal calls ranks run ahead of those they need not wait for: nothing that these have
  * not read is overwritten, and what comes after the row, of whatever kind, finds its place. */
 START_TEST(rows_with_a_root) {
-    static const size_t lengths[] = { 1, 2, 12, 100, 700 };
+    static const size_t lengths[] = { 1, 2, 12, 100, 400, 700 };
     const int n_lengths = (int)(sizeof lengths / sizeof lengths[0]);
     for (int what = 0; what < KINDS_WITH_ROOT * n_lengths; what++) {
         const int kind = what % KINDS_WITH_ROOT, root = what % th_size();
