@@ -150,6 +150,26 @@ START_TEST(NEW13_counters_drift_and_meet_again) {
 }
 END_TEST
 
+/* T99: {0,1} and {2,3} at the same time: a pair gathers the values of its own two members. */
+START_TEST(T99_pairs_gather) {
+    dtr_group_options o = local(0);
+    if (th_rank() < 4) {
+        int pair = th_rank() / 2, first = 2 * pair;
+        dtr_group *g = made(LIST(first, first + 1), &o);
+        int64_t in[2] = { pair, th_rank() }, out[4] = { -1, -1, -1, -1 };
+        TH_IS(dtr_allgather(g, dtr_cpu(in, 2, DTR_I64), dtr_cpu(out, 4, DTR_I64), NULL, NULL),
+              DTR_OK);
+        for (int i = 0; i < 2; i++) {
+            TH_CHECK(out[2 * i] == pair && out[2 * i + 1] == first + i,
+                     "member %d gave (%lld, %lld)", i, (long long)out[2 * i],
+                     (long long)out[2 * i + 1]);
+        }
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* T98-T100 of the catalogue: the same pair twice is two groups, made by the pair alone. */
 START_TEST(T100_same_members_twice) {
     dtr_group_options o = local(0);
@@ -237,6 +257,7 @@ static void make(Suite *s) {
     th_add(tc, NEW7_one_global_order_works, 3, 0);
     th_add(tc, NEW7_crossed_order, 3, 0);
     th_add(tc, NEW13_counters_drift_and_meet_again, 4, 0);
+    th_add(tc, T99_pairs_gather, 4, 0);
     th_add(tc, T100_same_members_twice, 2, 0);
 }
 
