@@ -10,6 +10,7 @@ enum {
     CHANNEL_LEAST = 20 << 10,
     CHANNEL_MOST = 256 << 10,
     SHORT_MOST = 16 << 10, /* bytes of a message that is copied through the ring unasked */
+    HELPED_TIMES = 64, /* cma_p2p, up to which a sender that only waits copies half of the way */
     PIECE_MOST = 32 << 10,
     EARLY_KEPT = 2 /* small messages of each peer that may come early without an allocation */
 };
@@ -53,6 +54,8 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
     for (size_t i = 0; i < p->n_kept; i++) {
         dtr__shm_early_free(p, &p->kept[i]);
     }
+    p->trial.buffers = (int)(ring / (p->piece + DTR__SHM_LINE));
+    p->stage_past = g->world->tune.value[DTR__TUNE_STAGE_PAST];
     p->rows = s->rows;
     p->own = s->rows[g->rank];
     s->p2p = p;
@@ -227,9 +230,10 @@ static dtr__shm_where place(const dtr_group *g, const dtr__shm_msg *m, uint64_t 
         *at = dtr__shm_pack(owner, offset);
         return DTR__SHM_IN_ARENA;
     }
-    return dtr__cma_usable(g->world) && m->nbytes >= g->world->tune.value[DTR__TUNE_CMA_P2P]
-               ? DTR__SHM_BY_KERNEL
-               : DTR__SHM_BY_PIECES;
+    const uint64_t least = g->world->tune.value[DTR__TUNE_CMA_P2P];
+    const bool helps = m->waits && !g->world->crowded && m->nbytes / HELPED_TIMES < least;
+    return dtr__cma_usable(g->world) && m->nbytes >= least && !helps ? DTR__SHM_BY_KERNEL
+                                                                     : DTR__SHM_BY_PIECES;
 }
 
 bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m) {
@@ -259,7 +263,8 @@ void dtr__shm_push_pieces(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m) {
         }
         cell->count = nbytes;
         cell->slot = m->slot;
-        memcpy((unsigned char *)cell + DTR__SHM_LINE, m->data + m->moved, nbytes);
+        dtr__shm_trial_copy(&p->trial, p->stage_past, (unsigned char *)cell + DTR__SHM_LINE,
+                            m->data + m->moved, nbytes);
         if (dtr__shm_has_withdrawn(p->own, DTR__SHM_BUFFERS)) {
             return;
         }

@@ -147,6 +147,7 @@ typedef struct dtr__shm_op {
 
 /* How staging buffers and results are written: timed in turn, see shm_stage.c. */
 typedef struct dtr__shm_trial {
+    int buffers; /* that are filled in turn; 0: two */
     int step;
     bool past;              /* past the caches, as the last trial found */
     int64_t next;           /* when to try again */
@@ -290,6 +291,9 @@ bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now);
 bool dtr__shm_trial_over(const dtr__shm_trial *t); /* nothing is timed until the next one */
 void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes,
                          double worth);
+/* One copy that either way serves: past the caches from `from_on` bytes on; 0: as trials find. */
+void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const void *from,
+                         size_t nbytes);
 
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);

@@ -195,6 +195,7 @@ static dtr_status begin(const dtr_group *g, dtr__shm_state *s, const dtr_work *w
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for message %zu of a call (%zu bytes each)",
                         index + 1, sizeof *m);
     }
+    m->waits = w->inline_call && w->call.kind == DTR__K_SEND;
     if (op->is_send) {
         post_send(g, s->p2p, m);
     } else {

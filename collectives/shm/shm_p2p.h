@@ -69,6 +69,7 @@ typedef struct dtr__shm_msg {
     bool arrived; /* receive: a message is here; what it says is in `other` */
     bool differs; /* ... and does not fit; send: the receiver has refused it */
     bool done;
+    bool waits; /* send: its caller has nothing else to do */
     uint8_t where, slot;
     int peer, tag;
     size_t index; /* in the batch */
@@ -117,6 +118,9 @@ typedef struct dtr__shm_p2p {
     dtr__shm_msg *idle;
     size_t n_idle;
     size_t channel_bytes, short_max, piece;
+    uint64_t
+        stage_past; /* the threshold; 0: pieces go past the caches where `trial` finds it fast */
+    dtr__shm_trial trial;
     uint64_t moves;       /* grows with everything that happens */
     dtr__p2p_set pending; /* messages of the repeated call that are not through */
 } dtr__shm_p2p;

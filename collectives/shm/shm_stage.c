@@ -13,12 +13,23 @@
 enum {
     TRIAL_LEAST = 8 * 1024,        /* bytes of a chunk worth timing */
     TRIAL_EVERY_NS = 20 * 1000000, /* from the end of one trial to the next */
-    /* A trial: two chunks by the cache, so that each buffer is as such chunks leave it, two that
-     * are timed, and two past the caches, timed too. */
-    TRIAL_CACHED = 2,
-    TRIAL_PAST = 4,
-    TRIAL_END = 6
+    /* A trial: one chunk by the cache for each buffer, so that it is as such chunks leave it, two
+     * that are timed, and two past the caches, timed too. */
+    TRIAL_BUFFERS = 2, /* unless it is said */
+    TRIAL_TIMED = 2
 };
+
+static int cached_from(const dtr__shm_trial *t) {
+    return t->buffers > 0 ? t->buffers : TRIAL_BUFFERS;
+}
+
+static int past_from(const dtr__shm_trial *t) {
+    return cached_from(t) + TRIAL_TIMED;
+}
+
+static int end_of(const dtr__shm_trial *t) {
+    return past_from(t) + TRIAL_TIMED;
+}
 
 dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
     int owner = 0;
@@ -70,30 +81,41 @@ static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call 
 }
 
 bool dtr__shm_trial_over(const dtr__shm_trial *t) {
-    return t->step == TRIAL_END;
+    return t->step == end_of(t);
 }
 
 bool dtr__shm_trial_past(dtr__shm_trial *t, int64_t now) {
-    if (t->step == TRIAL_END && now >= t->next) {
+    if (dtr__shm_trial_over(t) && now >= t->next) {
         t->step = 0;
     }
-    return t->step == TRIAL_END ? t->past : t->step >= TRIAL_PAST;
+    return dtr__shm_trial_over(t) ? t->past : t->step >= past_from(t);
 }
 
 void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes,
                          double worth) {
-    if (t->step == TRIAL_END || nbytes < TRIAL_LEAST) {
+    if (dtr__shm_trial_over(t) || nbytes < TRIAL_LEAST) {
         return;
     }
     const double cost = (double)(until - from) / (double)nbytes;
-    double *best = t->step < TRIAL_PAST ? &t->cached : &t->by_past;
-    if (t->step >= TRIAL_CACHED) { /* of two, since a rank may lose its core meanwhile */
-        const bool first = t->step == TRIAL_CACHED || t->step == TRIAL_PAST;
+    double *best = t->step < past_from(t) ? &t->cached : &t->by_past;
+    if (t->step >= cached_from(t)) { /* of two, since a rank may lose its core meanwhile */
+        const bool first = t->step == cached_from(t) || t->step == past_from(t);
         *best = first || cost < *best ? cost : *best;
     }
-    if (++t->step == TRIAL_END) {
+    t->step++;
+    if (dtr__shm_trial_over(t)) {
         t->past = t->cached > worth * t->by_past;
         t->next = until + TRIAL_EVERY_NS;
+    }
+}
+
+void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const void *from,
+                         size_t nbytes) {
+    const int64_t began = from_on == 0 ? dtr__now_ns() : 0;
+    const bool past = from_on != 0 ? nbytes >= from_on : dtr__shm_trial_past(t, began);
+    (past ? dtr__copy_past : dtr__copy)(to, from, nbytes);
+    if (from_on == 0 && !dtr__shm_trial_over(t)) {
+        dtr__shm_trial_took(t, began, dtr__now_ns(), nbytes, WORTH);
     }
 }
 
