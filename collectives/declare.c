@@ -16,10 +16,13 @@ bool dtr__at_detail(const dtr_world *w) {
 static void declare_pair(const dtr_work *w, int to, dtr__declaration *d) {
     const dtr__call *c = &w->call;
     int me = w->group->rank;
+    dtr__blocks in, out;
     switch (c->kind) {
-    case DTR__K_ALLTOALLV:
-        d->gives = c->in_counts[to];
-        d->takes = c->out_counts[to];
+    case DTR__K_ALLTOALLV: /* either side may have no counts and be cut equally */
+        in = dtr__blocks_in(c, w->group->size);
+        out = dtr__blocks_out(c, w->group->size);
+        d->gives = dtr__block_count(&in, to);
+        d->takes = dtr__block_count(&out, to);
         break;
     case DTR__K_GATHERV:
         d->gives = to == c->root ? c->in_count : 0;

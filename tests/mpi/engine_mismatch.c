@@ -288,6 +288,43 @@ START_TEST(DBG7_COL32_COA17_counts) {
 }
 END_TEST
 
+/* COL31: a side of an alltoallv without counts is cut equally, where ranks compare, too; rank 1
+ * then takes one more from rank 0 than that. */
+START_TEST(COL31_no_counts_are_compared) {
+    for (int p = 0; p < PLACES; p++) {
+        dtr_world *w = world_at(places[p].level);
+        dtr_group *g = group_on(w, places[p].backend, 600);
+        const size_t n = 2 * (size_t)th_size();
+        int64_t in[ROOM], out[ROOM];
+        size_t counts[ROOM];
+        for (size_t i = 0; i < ROOM; i++) {
+            in[i] = 100 * th_rank() + (int)i;
+            counts[i] = 2;
+        }
+        for (int given = 0; given < 4; given++) {
+            memset(out, 0, sizeof out);
+            TH_OK(dtr_alltoallv(g, dtr_cpu(in, n, DTR_I64), given & 1 ? counts : NULL,
+                                dtr_cpu(out, n, DTR_I64), given & 2 ? counts : NULL, NULL, NULL));
+            for (int i = 0; i < (int)n; i++) {
+                TH_CHECK(out[i] == 100 * (i / 2) + 2 * th_rank() + i % 2, "element %d is %lld", i,
+                         (long long)out[i]);
+            }
+            TH_AGREE();
+        }
+        counts[0] += th_rank() == 1;
+        dtr_status s = dtr_alltoallv(g, dtr_cpu(in, n, DTR_I64), NULL,
+                                     dtr_cpu(out, n - 2 + counts[0], DTR_I64),
+                                     th_rank() == 1 ? counts : NULL, NULL, NULL);
+        TH_CHECK(s == DTR_ERR_MISMATCH || th_rank() != 1, "%s", dtr_status_name(s));
+        TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_MISMATCH);
+        TH_MESSAGE("rank 0 gives 2 elements");
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+        TH_OK(dtr_world_destroy(w));
+    }
+}
+END_TEST
+
 /* ---- levels ---- */
 
 START_TEST(DBG4_missing_rank_is_named) {
@@ -412,6 +449,7 @@ static void make(Suite *s) {
     th_add(tc, DBG6_every_field, 2, 0);
     th_add(tc, DBG6_skipped_call, 2, 0);
     th_add(tc, DBG7_COL32_COA17_counts, 2, 0);
+    th_add(tc, COL31_no_counts_are_compared, 2, 0);
     th_add(tc, DBG4_missing_rank_is_named, 2, 0);
     th_add(tc, Q1_two_roots_and_no_more, 2, 0);
     th_add(tc, Q1_two_roots_and_then_agreement, 2, 0);
