@@ -177,7 +177,8 @@ static dtr_status fail_pair(const dtr_work *w, int giver, const dtr__declaration
 
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
                                   const dtr__declaration *mine) {
-    return fail_pair(w, peer, theirs, w->group->rank, mine);
+    return theirs->gives != mine->takes ? fail_pair(w, peer, theirs, w->group->rank, mine)
+                                        : fail_pair(w, w->group->rank, mine, peer, theirs);
 }
 
 dtr_status dtr__declared_alike(const dtr_work *w, const dtr__declaration *mine,

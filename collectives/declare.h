@@ -47,7 +47,7 @@ bool dtr__recall(dtr_group *g, uint64_t seq, dtr_work *like, char *site);
  * it on which the ranks have disagreed; DTR_OK: none is known. */
 dtr_status dtr__find_odd(const dtr_work *w);
 
-/* The same for one pair: `peer` gives `given` elements where this rank takes `taken`. */
+/* The same for one pair, of which one gives more or less than the other takes. */
 dtr_status dtr__pair_disagreement(const dtr_work *w, int peer, const dtr__declaration *theirs,
                                   const dtr__declaration *mine);
 

@@ -57,7 +57,7 @@ static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
 /* ---- how much memory ---- */
 
 static size_t table_bytes(int size) {
-    return 2 * ((size_t)size + 1) * sizeof(uint64_t) + sizeof(dtr__shm_row) +
+    return 2 * (2 * (size_t)size + 1) * sizeof(uint64_t) + sizeof(dtr__shm_row) +
            (size_t)size * sizeof(uint64_t);
 }
 
@@ -125,7 +125,7 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
     for (int r = 0; r < g->size; r++) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
-        s->rows[r] = all[r] == 0 ? NULL : (void *)(s->tables[r] + 2 * (g->size + 1));
+        s->rows[r] = all[r] == 0 ? NULL : (void *)(s->tables[r] + 2 * (2 * g->size + 1));
     }
     DTR_REQUIRE(missing == 0, NULL, DTR_ERR_NOMEM,
                 "group '%s': no node-shared memory for its control block of %zu bytes: raise "

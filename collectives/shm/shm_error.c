@@ -124,6 +124,9 @@ static dtr_status pair_mismatch(const dtr_group *g, const dtr__shm_state *s, con
     dtr__declare(w, peer, &mine);
     read_post(g, s, peer, limit, &theirs);
     theirs.gives = dtr__shm_given(g, s, &w->call, peer) / s->op.size;
+    if (w->call.kind == DTR__K_ALLTOALLV) {
+        theirs.takes = dtr__shm_asked(g, s, peer) / s->op.size;
+    }
     return dtr__pair_disagreement(w, peer, &theirs, &mine);
 }
 

@@ -168,8 +168,9 @@ typedef struct dtr__shm_state {
     dtr__shm_trial trial;
     dtr__shm_trial spread[DTR__SHM_SIZES]; /* of results reduced where they lie, by their size */
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
-    uint64_t *table;       /* [2][size + 1] byte offsets of the own blocks, for v-forms; own arena;
-                              behind it the own one of `rows` */
+    uint64_t *table;       /* [2][2 * size + 1] byte offsets of the own blocks, for v-forms, and the
+                              bytes that an alltoallv takes from each rank; own arena; behind it
+                              the own one of `rows` */
     uint64_t **tables;     /* [size] everybody's */
     dtr__shm_row **rows;   /* [size] everybody's */
     int *place;  /* NULL; or, of a state for messages only, the place of each group rank in the
@@ -280,6 +281,17 @@ bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes,
 void dtr__shm_tell_finished(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+
+/* What a rank's table says of the running operation. */
+static inline uint64_t *dtr__shm_table_row(const dtr_group *g, const dtr__shm_state *s, int r) {
+    return s->tables[r] + (s->op.n & 1) * (2 * (size_t)g->size + 1);
+}
+
+/* Bytes that rank `r`, which has posted, takes from this one in an alltoallv. */
+size_t dtr__shm_asked(const dtr_group *g, const dtr__shm_state *s, int r);
+
+/* Whether that is what this rank gives it; true of every other call. */
+bool dtr__shm_gives_asked(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
 /* shm_stage.c: make the staging buffers; copy the next chunk of every piece of the input into one,

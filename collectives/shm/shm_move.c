@@ -76,7 +76,7 @@ size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr
                           int source) {
     size_t offset = 0;
     if (dtr__shm_has_table(c->kind)) {
-        return s->tables[source][(s->op.n & 1) * (size_t)(g->size + 1) + (size_t)g->rank];
+        return dtr__shm_table_row(g, s, source)[g->rank];
     }
     if (c->kind == DTR__K_SCATTER) { /* only the root knows its input's count; blocks are equal */
         return c->out_count * dtr_dtype_size(c->dtype) * (size_t)g->rank;

@@ -22,13 +22,16 @@ static bool scatters(dtr__kind k) {
 }
 
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
-    uint64_t *row = s->table + (s->op.n & 1) * (size_t)(g->size + 1);
+    uint64_t *row = dtr__shm_table_row(g, s, g->rank);
     size_t offset = 0, nbytes = 0;
     for (int i = 0; i < g->size; i++) {
         nbytes = dtr__shm_piece(g, c, (size_t)i, &offset);
         row[i] = offset;
     }
     row[g->size] = offset + nbytes;
+    for (int i = 0; c->kind == DTR__K_ALLTOALLV && i < g->size; i++) {
+        row[g->size + 1 + i] = dtr__shm_wanted(g, c, i);
+    }
 }
 
 /* False: the program may have changed its data while it was copied into the post or beside it. */
@@ -195,7 +198,8 @@ static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_describe_more(dtr__shm_more_of(s, g->rank), c);
     s->described[op->n % DTR__SHM_POSTS] = s->described_more[op->n & 1] = 0;
     DTR_TRY(place(g, s, c, post, nbytes));
-    if (post->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind)) {
+    if (c->kind == DTR__K_ALLTOALLV ||
+        (post->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind))) {
         dtr__shm_write_table(g, s, c);
     }
     return DTR_OK;
@@ -235,15 +239,29 @@ size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
     if (post->mode == DTR__SHM_NOTHING) {
         return 0;
     }
-    const uint64_t *row = s->tables[r] + (s->op.n & 1) * (size_t)(g->size + 1);
+    const uint64_t *row = dtr__shm_table_row(g, s, r);
     return row[g->rank + 1] - row[g->rank];
+}
+
+size_t dtr__shm_asked(const dtr_group *g, const dtr__shm_state *s, int r) {
+    return dtr__shm_table_row(g, s, r)[g->size + 1 + g->rank];
+}
+
+bool dtr__shm_gives_asked(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    if (c->kind != DTR__K_ALLTOALLV) {
+        return true;
+    }
+    dtr__blocks b = dtr__blocks_in(c, g->size);
+    return dtr__shm_asked(g, s, r) == dtr__block_count(&b, r) * dtr_dtype_size(c->dtype);
 }
 
 /* Counts that each side knows for itself, compared here. */
 static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
     /* Those of a step follow from what the fingerprint covers. */
     return c->told != NULL || r == g->rank || !dtr__shm_reads(g, c, g->rank) ||
-           !dtr__shm_gives(g, c, r) || dtr__shm_given(g, s, c, r) == dtr__shm_wanted(g, c, r);
+           !dtr__shm_gives(g, c, r) ||
+           (dtr__shm_given(g, s, c, r) == dtr__shm_wanted(g, c, r) &&
+            dtr__shm_gives_asked(g, s, c, r));
 }
 
 static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all) {

@@ -165,7 +165,7 @@ static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__repeat *p
         return;
     }
     dtr__shm_describe_more(&s->me->more[n & 1], &p->call);
-    if (m->gives && dtr__shm_has_table(p->call.kind)) {
+    if (p->call.kind == DTR__K_ALLTOALLV || (m->gives && dtr__shm_has_table(p->call.kind))) {
         dtr__shm_write_table(g, s, &p->call);
     }
     s->described_more[n & 1] = p->id;
@@ -294,7 +294,8 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__repeat 
     const dtr__moves *m = &p->moves;
     bool taken = r >= m->from && r < m->until && r != g->rank;
     return dtr__shm_post_of(s, r)->mode <= DTR__SHM_IN_POST &&
-           (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take);
+           (!taken || dtr__shm_given(g, s, &p->call, r) == m->parts[r].take) &&
+           (r == g->rank || dtr__shm_gives_asked(g, s, &p->call, r));
 }
 
 /* The next post's lines: everybody has finished the operation that read them last, and to get them

@@ -250,15 +250,21 @@ END_TEST
 
 /* ---- counts that only two ranks know, or that arrays give ---- */
 
-/* Only rank 1 need find it in the call itself: others may have been through when it did. */
-static void pair(dtr_world *w, const char *backend, what k, const char *word) {
+/* Only rank 1, and who meets it in an alltoallv, need find it in the call itself: others may have
+ * been through when it did. Equal calls before it must not change that. */
+static void pair(dtr_world *w, const char *backend, what k, const char *word, int before) {
     shape sh = { k, 3, DTR_F32, DTR_SUM, 0 };
     dtr_group *g = group_on(w, backend, 600);
-    bool wrong = th_rank() == 1;
+    bool wrong = th_rank() == 1, meets = wrong || (k == ALLTOALLV && th_rank() == 0);
+    for (int i = 0; i < before; i++) {
+        TH_OK(call(g, &sh, 3));
+    }
     dtr_status s = call(g, &sh, k == SCOPE ? (wrong ? 4 : 2) : wrong ? 4 : 3);
-    TH_CHECK(s == DTR_ERR_MISMATCH || (s == DTR_OK && !wrong), "%s", dtr_status_name(s));
-    if (wrong) {
+    TH_CHECK(s == DTR_ERR_MISMATCH || (s == DTR_OK && !meets), "%s", dtr_status_name(s));
+    if (meets) {
         TH_MESSAGE(word);
+    }
+    if (wrong && before == 0) {
         nothing_moved();
     }
     TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_MISMATCH);
@@ -271,17 +277,59 @@ static void pair(dtr_world *w, const char *backend, what k, const char *word) {
 START_TEST(DBG7_COL32_COA17_counts) {
     for (int p = 0; p < PLACES; p++) {
         dtr_world *w = world_at(places[p].level);
-        pair(w, places[p].backend, ALLGATHERV, "the counts, device or internal tag of allgatherv");
-        pair(w, places[p].backend, ALLTOALLV, "rank 0 gives 3 elements");
-        pair(w, places[p].backend, GATHERV, "rank 0 gives 3 elements");
-        pair(w, places[p].backend, SCATTERV, "rank 0 gives 3 elements");
-        pair(w, places[p].backend, SCOPE, "device or internal tag of allreduce");
+        pair(w, places[p].backend, ALLGATHERV, "the counts, device or internal tag of allgatherv",
+             0);
+        pair(w, places[p].backend, ALLTOALLV, "rank 0 gives 3 elements", 0);
+        pair(w, places[p].backend, ALLTOALLV, "rank 0 gives 3 elements", 5);
+        pair(w, places[p].backend, GATHERV, "rank 0 gives 3 elements", 0);
+        pair(w, places[p].backend, SCATTERV, "rank 0 gives 3 elements", 0);
+        pair(w, places[p].backend, SCOPE, "device or internal tag of allreduce", 0);
         /* uneven counts that fit are no mismatch */
         dtr_group *g = group_on(w, places[p].backend, 600);
         shape sh = { ALLGATHERV, 3, DTR_F32, DTR_SUM, 0 };
         for (sh.k = ALLGATHERV; sh.k <= SCATTERV; sh.k++) {
             TH_OK(call(g, &sh, 5));
         }
+        TH_OK(dtr_group_destroy(g));
+        TH_OK(dtr_world_destroy(w));
+    }
+}
+END_TEST
+
+/* COL32, DBG6: who gives too much to a rank that came before is told by the call itself, not by the
+ * next one, also where equal calls take the short way. */
+START_TEST(COL32_giver_is_told) {
+    for (int before = 0; before < 6; before += 5) {
+        dtr_world *w = world_at("off");
+        dtr_group *g = group_on(w, "cpu:shm", 600);
+        int64_t in[16] = { 0 }, out[16] = { 0 };
+        size_t ins[8], outs[8];
+        for (int i = 0; i < 8; i++) {
+            ins[i] = outs[i] = 1;
+        }
+        const size_t n = (size_t)th_size();
+        for (int i = 0; i < before; i++) {
+            TH_OK(dtr_alltoallv(g, dtr_cpu(in, n, DTR_I64), ins, dtr_cpu(out, n, DTR_I64), outs,
+                                NULL, NULL));
+        }
+        dtr_work *early = NULL;
+        outs[0] = th_rank() == 1 ? 2 : 1;
+        dtr_buffer to = dtr_cpu(out, n - 1 + outs[0], DTR_I64);
+        if (th_rank() == 1) {
+            TH_IS(dtr_alltoallv(g, dtr_cpu(in, n, DTR_I64), ins, to, outs, NULL, &early), DTR_OK);
+        }
+        th_barrier();
+        if (th_rank() == 0) {
+            th_sleep(0.02); /* the others have come: only the comparison can end the call */
+        }
+        dtr_status s = early != NULL
+                           ? dtr_work_wait(early, -1)
+                           : dtr_alltoallv(g, dtr_cpu(in, n, DTR_I64), ins, to, outs, NULL, NULL);
+        TH_CHECK(s == DTR_ERR_MISMATCH || th_rank() > 1, "%s", dtr_status_name(s));
+        TH_IS(dtr_barrier(g, NULL, NULL), DTR_ERR_MISMATCH);
+        TH_MESSAGE("rank 0 gives 1 elements");
+        dtr_work_release(early);
+        TH_AGREE();
         TH_OK(dtr_group_destroy(g));
         TH_OK(dtr_world_destroy(w));
     }
@@ -450,6 +498,7 @@ static void make(Suite *s) {
     th_add(tc, DBG6_skipped_call, 2, 0);
     th_add(tc, DBG7_COL32_COA17_counts, 2, 0);
     th_add(tc, COL31_no_counts_are_compared, 2, 0);
+    th_add(tc, COL32_giver_is_told, 2, 0);
     th_add(tc, DBG4_missing_rank_is_named, 2, 0);
     th_add(tc, Q1_two_roots_and_no_more, 2, 0);
     th_add(tc, Q1_two_roots_and_then_agreement, 2, 0);
