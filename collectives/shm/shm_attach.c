@@ -73,8 +73,8 @@ unsigned char *dtr__shm_attach_bounce(const dtr_group *g, dtr__shm_state *s) {
     return s->bounce;
 }
 
-/* Rank r's slice, cut at multiples of 64 bytes. */
-static size_t slice_at(const dtr_group *g, size_t nbytes, int r) {
+/* Cut at multiples of 64 bytes. */
+size_t dtr__shm_slice_at(const dtr_group *g, size_t nbytes, int r) {
     size_t lines = (nbytes + 63) / 64, at = lines * (size_t)r / (size_t)g->size * 64;
     return at < nbytes ? at : nbytes;
 }
@@ -85,7 +85,8 @@ typedef struct span {
 
 static span piece_of(const dtr_group *g, const dtr__call *c, size_t size, int r, size_t k) {
     size_t nbytes = c->in_count * size, step = dtr__shm_attach_piece(g);
-    size_t at = slice_at(g, nbytes, r) + k * step, end = slice_at(g, nbytes, r + 1);
+    size_t at = dtr__shm_slice_at(g, nbytes, r) + k * step,
+           end = dtr__shm_slice_at(g, nbytes, r + 1);
     return (span){ at, at >= end ? 0 : end - at < step ? end - at : step };
 }
 
@@ -153,8 +154,8 @@ bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t b
     dtr__shm_op *op = &s->op;
     size_t longest = 0; /* of all slices; they differ by a cache line */
     for (int r = 0; r < g->size; r++) {
-        size_t n =
-            slice_at(g, c->in_count * op->size, r + 1) - slice_at(g, c->in_count * op->size, r);
+        size_t n = dtr__shm_slice_at(g, c->in_count * op->size, r + 1) -
+                   dtr__shm_slice_at(g, c->in_count * op->size, r);
         longest = n > longest ? n : longest;
     }
     const size_t pieces = (longest + dtr__shm_attach_piece(g) - 1) / dtr__shm_attach_piece(g);

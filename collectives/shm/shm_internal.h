@@ -69,8 +69,8 @@ typedef struct dtr__shm_rank {
     dtr__shm_more more[2];              /* and n & 1 */
     _Alignas(64) _Atomic uint64_t
         finished; /* operation << 20 | chunks pulled from everybody; all ones: whole */
-    _Alignas(64) _Atomic uint64_t
-        reduced; /* sliced: operation << 20 | pieces of the own slice that are ready */
+    _Alignas(64) _Atomic uint64_t reduced; /* operation << 20 | pieces of the own slice (sliced),
+                                              own slices (by_slices) that are ready */
     _Alignas(64) _Atomic uint64_t
         site_for; /* operation that `site` belongs to, filled when ranks disagree */
     char site[120];
@@ -136,6 +136,8 @@ typedef struct dtr__shm_op {
     bool zero_copy;        /* all buffers are node-shared: slices, no copies */
     bool sliced;           /* allreduce of plain buffers: slices, reduced here and fetched */
     size_t fetched;        /* sliced: pieces of the other slices that are here */
+    bool by_slices;        /* staged allreduce whose chunks are reduced by slices */
+    size_t made;           /* by_slices: chunks whose own slice is reduced */
     int past;              /* zero_copy: dtr__past of this operation */
     int attach_errno;      /* reading a peer's plain buffer failed, */
     int attach_rank;       /* ... that of this rank */
@@ -262,6 +264,12 @@ bool dtr__shm_reads(const dtr_group *g, const dtr__call *c,
 /* shm_pull.c: bytes that rank `r` shows for this one. */
 size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
 
+/* shm_pull.c: where chunk `k` of what this rank wants from `r` can be read, NULL: not yet; where it
+ * is, or was, in the staging buffer of a rank. */
+const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
+                                     const dtr__call *c, int r, size_t k);
+unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, int r, size_t k);
+
 /* shm_pull.c: begin an operation, move what can be moved now (*done when this rank's part is
  * complete), forget it. */
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
@@ -307,6 +315,11 @@ void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t 
 void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const void *from,
                          size_t nbytes);
 
+/* shm_slices.c: is a staged call worth it, which all ranks see alike; the next slices, true when
+ * the chunk that comes next is whole. */
+bool dtr__shm_slices_fit(const dtr_group *g, const dtr__call *c);
+bool dtr__shm_slices_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved);
+
 /* shm_repeat.c: see dtr__backend. */
 bool dtr__shm_repeat_accept(dtr_group *g, void *state, const dtr__call *c, struct dtr__moves *m);
 bool dtr__shm_repeat_post(dtr_group *g, void *state, const struct dtr__repeat *p);
@@ -323,7 +336,8 @@ bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *
 
 /* shm_attach.c: plain buffers that the kernel reads for the peers. fits: is the way open and worth
  * it; offer: note in the post where in and out of an allreduce are; copy: some of what rank shows;
- * bounce: room for a chunk of every rank; pull: the next pieces of a sliced allreduce, true when
+ * bounce: room for a chunk of every rank; slice_at: where rank r's slice of so many bytes begins,
+ * the end for r = size; pull: the next pieces of a sliced allreduce, true when
  * all is done. After a failure attach_errno is set. */
 bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes);
 void dtr__shm_attach_offer(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
@@ -332,6 +346,7 @@ bool dtr__shm_attach_copy(const dtr_group *g, dtr__shm_state *s, int rank, void 
                           size_t nbytes);
 size_t dtr__shm_attach_piece(const dtr_group *g);
 unsigned char *dtr__shm_attach_bounce(const dtr_group *g, dtr__shm_state *s);
+size_t dtr__shm_slice_at(const dtr_group *g, size_t nbytes, int r);
 bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
 dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
 

@@ -113,7 +113,8 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         post->mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_POST;
         post->at = 0;
         memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
-    } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE)) {
+    } else if (shared && !(c->in == c->out && c->kind == DTR__K_ALLREDUCE) &&
+               (post->zero_copy || !dtr__shm_slices_fit(g, c))) {
         post->mode = DTR__SHM_DIRECT;
     } else if (c->kind != DTR__K_ALLREDUCE && dtr__shm_attach_fits(g, c, nbytes) &&
                dtr__cma_reaches(op->in, nbytes)) {
@@ -154,8 +155,9 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
 
 /* Every chunk is a hand-over for which ranks wait, so few long ones are faster, about twice at
  * 1 MiB between two ranks that share a cache, until the data no longer stays in the caches.
- * Of a broadcast, where one copies what others wait for, there are two at least. All ranks must
- * come to the same size: it follows from counts that they compare and from thresholds alone. */
+ * Of a broadcast, where one copies what others wait for, there are two at least, of an allreduce by
+ * slices, where all wait twice, four. All ranks must come to the same size: it follows from counts
+ * that they compare and from thresholds alone. */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
     if (c->kind == DTR__K_ALLGATHER) {
@@ -163,6 +165,8 @@ static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__c
     } else if (c->kind == DTR__K_BROADCAST) {
         nbytes = c->out_count * s->op.size;
         wish = nbytes / 2 / 64 * 64;
+    } else if (dtr__shm_slices_fit(g, c)) {
+        wish = nbytes / 4 / 64 * 64;
     } else if (c->kind != DTR__K_ALLTOALL) {
         return s->chunk_least;
     }
@@ -178,7 +182,8 @@ void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *
     size_t most = 0;
     op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
     op->step = chunk_of(g, s, c) / op->n_blocks / 64 * 64;
-    if (dtr__kind_reduces(c->kind) && op->step > dtr__shm_attach_piece(g)) {
+    if (c->kind != DTR__K_ALLREDUCE && dtr__kind_reduces(c->kind) &&
+        op->step > dtr__shm_attach_piece(g)) {
         op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
     }
     for (int r = 0; r < g->size; r++) {
@@ -280,13 +285,16 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
     op->zero_copy = dtr__shm_zero_fits(g, &w->call);
     bool in_posts = true;
     op->sliced = true;
+    op->by_slices = dtr__shm_slices_fit(g, &w->call);
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_post *post = dtr__shm_post_of(s, r);
         op->zero_copy = op->zero_copy && post->zero_copy;
         op->sliced = op->sliced && (post->sliced || post->zero_copy);
+        op->by_slices = op->by_slices && post->mode == DTR__SHM_STAGED;
         in_posts = in_posts && post->mode <= DTR__SHM_IN_POST;
     }
     op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
+    op->by_slices = op->by_slices && !op->zero_copy && !op->sliced;
     op->quiet = in_posts && !op->zero_copy && !op->sliced;
     s->seen = op->n;
     *all = true;
@@ -297,9 +305,14 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
 
 static const unsigned char attached[1]; /* source: to be read through the kernel */
 
-/* Where chunk `k` of what this rank wants from `r` can be read; NULL while it is not there yet. */
-static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
-                                   int r, size_t k) {
+unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, int r, size_t k) {
+    const dtr__shm_post *post = dtr__shm_post_of(s, r);
+    const size_t buffer = (post->first + (k & 1)) & 1;
+    return (unsigned char *)dtr__shm_unpack(g->world, post->at) + buffer * s->chunk;
+}
+
+const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
+                                     const dtr__call *c, int r, size_t k) {
     const dtr__shm_op *op = &s->op;
     size_t at = k * op->step;
     if (r == g->rank) {
@@ -325,9 +338,7 @@ static const unsigned char *source(const dtr_group *g, const dtr__shm_state *s, 
         dtr__shm_mark(op->n, k + post->shift)) {
         return NULL;
     }
-    size_t buffer = (post->first + (k & 1)) & 1, block = op->n_blocks > 1 ? (size_t)g->rank : 0;
-    return (unsigned char *)dtr__shm_unpack(g->world, post->at) + buffer * s->chunk +
-           block * op->step;
+    return dtr__shm_staged(g, s, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * op->step;
 }
 
 static size_t clip(size_t nbytes, size_t at, size_t step) {
@@ -357,7 +368,7 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     double factors[DTR__SHM_MAX_RANKS];
     size_t at = op->pulled * op->step, n = clip(c->out_count * op->size, at, op->step);
     for (int r = 0; r < g->size; r++) {
-        from[r] = source(g, s, c, r, op->pulled);
+        from[r] = dtr__shm_source(g, s, c, r, op->pulled);
         if (from[r] == NULL) {
             return false;
         }
@@ -385,7 +396,7 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         if (n == 0) {
             continue;
         }
-        const unsigned char *from = source(g, s, c, r, op->pulled);
+        const unsigned char *from = dtr__shm_source(g, s, c, r, op->pulled);
         unsigned char *to = dtr__shm_target(g, c, r) + at;
         if (from == NULL) {
             return false;
@@ -442,7 +453,9 @@ void dtr__shm_tell_finished(const dtr_group *g, dtr__shm_state *s) {
 }
 
 static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
-    if (!(dtr__kind_reduces(c->kind) ? reduce_chunk(g, s, c, moved) : copy_chunk(g, s, c, moved))) {
+    if (!(s->op.by_slices              ? dtr__shm_slices_pull(g, s, c, moved)
+          : dtr__kind_reduces(c->kind) ? reduce_chunk(g, s, c, moved)
+                                       : copy_chunk(g, s, c, moved))) {
         return false;
     }
     s->op.pulled++;
@@ -473,7 +486,7 @@ static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
         bool posted = post_chunk(g, s, c);
         bool pulled = op->pulled < op->chunks_in && pull_chunk(g, s, c, &moved);
         total += moved + (posted ? op->step : 0);
-        w->moved = w->moved || posted || pulled;
+        w->moved = w->moved || posted || pulled || moved > 0;
         if ((!posted && !pulled) || total >= budget) {
             return op->posted >= op->chunks_out && op->pulled >= op->chunks_in;
         }
