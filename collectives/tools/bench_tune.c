@@ -9,6 +9,7 @@
 #include "bench.h"
 
 enum {
+    SLICED_FROM = 4, /* ranks of a node; more may reduce by slices, `slices` counts those beyond */
     LEAST = 64 << 10,
     LEAST_SHARED = 12 << 10, /* below, results of the posts' way are read back faster */
     MOST_ROUNDS = 64
@@ -208,12 +209,15 @@ static const contest past = { "stream", "stream=never",  "stream=1",     false,
                               false,    BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST };
 static const contest zero = { "zero_copy", "zero_copy=never", "zero_copy=1",  false,
                               false,       BENCH_ALLREDUCE,   DTR_MEM_SHARED, LEAST_SHARED };
+static const contest sliced = { "slices", "slices=never",  "slices=0",      false,
+                                false,    BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST };
 
 /* Measures in turn and writes what it finds; `to` is NULL on ranks that only take part. */
 static void measure_all(const tuner *t, FILE *to, int ranks) {
     const span attached = winning(t, &reduced);
     const size_t cma_copy = crossing(t, &copied), cma_p2p = crossing(t, &sent);
     const size_t stream = crossing(t, &past), zero_copy = crossing(t, &zero);
+    const size_t slices = ranks > SLICED_FROM ? crossing(t, &sliced) : 0;
     const size_t chunk = best_piece(t, "chunk", "", false, 128 << 10, 32 << 10, 512 << 10);
     const size_t cma_piece =
         best_piece(t, "cma_piece", "cma_reduce=1,", true, 512 << 10, 64 << 10, 1 << 20);
@@ -236,6 +240,9 @@ static void measure_all(const tuner *t, FILE *to, int ranks) {
     write_threshold(to, "cma_p2p", cma_p2p);
     write_threshold(to, "stream", stream);
     write_threshold(to, "chunk", chunk);
+    if (ranks > SLICED_FROM) {
+        write_threshold(to, "slices", slices * (size_t)(ranks - SLICED_FROM));
+    }
 }
 
 int bench_tune(const bench_options *o) {

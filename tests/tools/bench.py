@@ -82,17 +82,17 @@ def check_recorder_cost():
     refuses([recorder, "--rounds", "0"], "\"--rounds\"")
 
 
-def check_tune():
+def check_tune(ranks, more):
     """What --tune writes has a section with every threshold it measures, and is read again."""
     path = os.path.join(folder.name, "node.tune")
-    run([mpiexec, "-n", "2", program, "--tune=" + path, "--max", "64K", "--rounds", "2"], (0,))
+    run([mpiexec, "-n", str(ranks), program, "--tune=" + path, "--max", "64K", "--rounds", "2"], (0,))
     with open(path, encoding="utf-8") as source:
         lines = [line.split() for line in source if not line.startswith("#")]
-    expect(lines[0] == ["dtr-tune", "1"] and lines[1][0] == "node" and lines[1][-1] == "2", "begin of %s", lines)
+    expect(lines[0] == ["dtr-tune", "1"] and lines[1][0] == "node" and lines[1][-1] == str(ranks), "begin of %s", lines)
     expect([line[0] for line in lines[2:]] == ["zero_copy", "cma_reduce", "cma_end", "cma_piece", "cma_copy", "cma_p2p",
-                                               "stream", "chunk"], "thresholds in %s", lines)
+                                               "stream", "chunk"] + more, "thresholds in %s", lines)
     os.environ["DTR_TUNE_FILE"] = path
-    _, report = bench(2, "--sizes", "8,64K", "--rounds", "1", "--no-gauge")
+    _, report = bench(ranks, "--sizes", "8,64K", "--rounds", "1", "--no-gauge")
     del os.environ["DTR_TUNE_FILE"]
     expect(len(report["rows"]) == 4 and report["wrong"] == 0, "rows with DTR_TUNE_FILE: %s", report)
     refuses([program, "--tune"], "tune")
@@ -103,5 +103,6 @@ check_types()
 check_modes()
 check_refusals()
 check_recorder_cost()
-check_tune()
+check_tune(2, [])
+check_tune(5, ["slices"])
 verdict()
