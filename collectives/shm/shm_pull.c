@@ -156,17 +156,20 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
 /* Every chunk is a hand-over for which ranks wait, so few long ones are faster, about twice at
  * 1 MiB between two ranks that share a cache, until the data no longer stays in the caches.
  * Of a broadcast, where one copies what others wait for, there are two at least, of an allreduce by
- * slices, where all wait twice, four. All ranks must come to the same size: it follows from counts
+ * slices, where all wait twice, four; other allreduces, of which each rank reads all chunks of all,
+ * take twice the usual one. All ranks must come to the same size: it follows from counts
  * that they compare and from thresholds alone. */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
-    if (c->kind == DTR__K_ALLGATHER) {
-        nbytes *= (size_t)g->size;
+    if (c->kind == DTR__K_ALLGATHER || c->kind == DTR__K_ALLGATHERV) {
+        nbytes = c->out_count * s->op.size;
     } else if (c->kind == DTR__K_BROADCAST) {
         nbytes = c->out_count * s->op.size;
         wish = nbytes / 2 / 64 * 64;
     } else if (dtr__shm_slices_fit(g, c)) {
         wish = nbytes / 4 / 64 * 64;
+    } else if (c->kind == DTR__K_ALLREDUCE) {
+        wish = 2 * s->chunk_least < wish ? 2 * s->chunk_least : wish;
     } else if (c->kind != DTR__K_ALLTOALL) {
         return s->chunk_least;
     }
