@@ -3,8 +3,14 @@
  * therefore always stays free. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "shm/shm_p2p.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
 
 enum {
     CHANNEL_LEAST = 20 << 10,
@@ -123,6 +129,13 @@ void dtr__shm_lend_end(dtr_group *g, dtr__shm_state *s) {
     free(s);
 }
 
+/* A channel's pages are mapped at one go: a page fault takes as long as several messages, and the
+ * first turn of a ring would have one every 32 of them. Where the kernel does not know how (before
+ * Linux 5.14) or has no memory they come one by one. */
+static void map_pages(dtr__shm_channel *channel, size_t nbytes, int how) {
+    (void)madvise(channel, nbytes, how);
+}
+
 static dtr__shm_cell *cell_at(const dtr__shm_channel *channel, uint64_t line) {
     return (dtr__shm_cell *)(void *)((unsigned char *)(uintptr_t)channel->ring +
                                      line * DTR__SHM_LINE);
@@ -144,6 +157,7 @@ dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer) {
                 "group '%s': no node-shared memory for a channel of %zu bytes to rank %d: raise "
                 "DTR_ARENA, or make room in /dev/shm",
                 g->name, nbytes, peer);
+    map_pages(channel, nbytes, MADV_POPULATE_WRITE);
     memset(channel, 0, sizeof *channel + DTR__SHM_LINE); /* and the mark of the first cell */
     channel->lines = (nbytes - sizeof *channel) / DTR__SHM_LINE;
     out->channel = channel;
@@ -284,6 +298,7 @@ const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, i
             return NULL;
         }
         in->channel = dtr__shm_unpack(g->world, at - 1);
+        map_pages(in->channel, s->p2p->channel_bytes, MADV_POPULATE_READ);
     }
     for (;;) {
         const dtr__shm_cell *cell = cell_at(in->channel, in->at);
