@@ -5,6 +5,7 @@
 
 #include "coll_check.h"
 #include "repeat.h"
+#include "rt_recording.h"
 
 enum {
     REPEATS = 16,        /* per group; a power of two */
@@ -13,11 +14,12 @@ enum {
     LOOKS_AT_ONCE = 32,  /* fewer take less than it is worth to look at the time again */
     LOOKS_CROWDED = 2,   /* the same where each may give the processor away */
     CALLS_PER_NEWS = 64, /* between two looks for news of broken groups */
-    BATCH_MOST = 8,      /* entries of a batch */
+    BATCH_MOST = DTR__REC_RUN_ENTRIES,
 };
 
 struct dtr__repeats {
     uint64_t last_id;
+    uint64_t noted; /* id of the messages that have a record of their own last */
     dtr__repeat of[REPEATS];
 };
 
@@ -191,12 +193,14 @@ typedef struct noted {
     bool follows;    /* it is the last of the group's run instead */
 } noted;
 
+/* Sends and receives in turn, which nothing would follow, do not begin runs. */
 static noted own_record(dtr_group *g, const dtr__repeat *p) {
     noted n = { 0, false };
-    if (p->p2p) {
+    if (p->p2p && g->repeats->noted != p->id) {
+        g->repeats->noted = p->id;
         n.number = dtr__rec_begin(g->world, &p->record);
     } else {
-        n.number = dtr__rec_lead(g->world, &g->run, p->id, &p->record);
+        n.number = dtr__rec_lead(g->world, &g->run, p->id, &p->record, p->call.n_batch);
     }
     if (p->call.n_batch > 0) {
         dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
@@ -207,7 +211,7 @@ static noted own_record(dtr_group *g, const dtr__repeat *p) {
 
 static void finish_record(dtr_group *g, const dtr__repeat *p, noted n, bool at_once) {
     if (n.follows) {
-        dtr__rec_follower_ended(&g->run, p->record.seq);
+        dtr__rec_follower_ended(&g->run, dtr__record_seq(&p->record));
         return;
     }
     if (n.number == 0) {
@@ -252,8 +256,8 @@ static progress run(dtr_group *g, dtr__repeat *p, uint64_t *record) {
     p->record.t_issued = p->call.issued_ns;
     p->record.deadline = p->limit_ns > 0 ? p->call.issued_ns + p->limit_ns : 0;
     if (!g->world->unrecorded) {
-        n.follows =
-            begun && dtr__rec_follow(g->world, &g->run, p->id, p->record.seq, p->call.issued_ns);
+        n.follows = begun && dtr__rec_follow(g->world, &g->run, p->id, dtr__record_seq(&p->record),
+                                             p->call.issued_ns);
         n = n.follows ? n : own_record(g, p);
     }
     progress how = begun ? look(g, p, &n) : NOT_BEGUN;

@@ -323,27 +323,31 @@ static void close_run(dtr_world *world, const dtr__rec_run *run, uint64_t first)
     }
 }
 
-uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r) {
+uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r,
+                       uint64_t entries) {
     dtr__rec_followers *words = run->words;
+    const uint64_t count = dtr__record_seq(r);
     uint64_t number = dtr__rec_begin(world, r);
     if (words == NULL || world->metrics != NULL) {
         return number; /* nothing follows */
     }
     if (run->number != 0) {
-        if (atomic_load_explicit(&words->begun, memory_order_relaxed) == r->seq) {
-            atomic_store_explicit(&words->begun, r->seq - 1, memory_order_release);
+        if (run->sort == sort &&
+            atomic_load_explicit(&words->begun, memory_order_relaxed) == count) {
+            atomic_store_explicit(&words->begun, count - 1, memory_order_release);
         }
         close_run(world, run, run->first);
         atomic_store_explicit(&words->record, 0, memory_order_release);
     }
-    atomic_store_explicit(&words->begun, r->seq, memory_order_release);
-    atomic_store_explicit(&words->ended, r->seq, memory_order_release);
+    atomic_store_explicit(&words->begun, count, memory_order_release);
+    atomic_store_explicit(&words->ended, count, memory_order_release);
     atomic_store_explicit(&words->t_begun, r->t_issued, memory_order_release);
     atomic_store_explicit(&words->record, number, memory_order_release);
     run->sort = sort;
     run->number = number;
-    run->first = r->seq;
-    run->next = r->seq + 1;
+    run->last = number + entries;
+    run->first = count;
+    run->next = count + 1;
     run->t = r->t_issued;
     run->thread = thread_id();
     return number;
@@ -354,7 +358,7 @@ bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, u
     const dtr__recorder *r = world->recorder;
     if (run->sort != sort || run->next != seq || seq % DTR__REC_RUN_MOST == 0 ||
         now_ns - run->t >= PAUSE_NS || run->thread != own_thread ||
-        atomic_load_explicit(&r->last, memory_order_relaxed) != run->number) {
+        atomic_load_explicit(&r->last, memory_order_relaxed) != run->last) {
         return false;
     }
     run->next = seq + 1;

@@ -26,12 +26,8 @@ copy_words(void *to, const void *from, size_t nbytes) {
     }
 }
 
-/* Times since a start (73 years) and of day (until 2116): a time of day less one of the first sort
- * and more another one fits into 64 bits, and so does the difference of two such sums. */
-static bool is_time(int64_t ns) {
-    return ns >= 0 && ns < INT64_C(1) << 61;
-}
-
+/* Until 2116: less a time since a start (dtr__rec_is_time) and more another one it fits into 64
+ * bits, and so does the difference of two such sums. */
 static bool is_time_of_day(int64_t ns) {
     return ns >= 0 && ns < INT64_C(1) << 62;
 }
@@ -64,10 +60,10 @@ static const char *check_header(dtr__rec_header *h, uint64_t nbytes) {
         return "its number of entries is damaged";
     }
     if (h->world_size < 1 || h->world_rank < 0 || h->world_rank >= h->world_size ||
-        h->world_size > DTR__RECORDING_RANKS_MAX || !is_time(h->mono_ns) ||
-        !is_time_of_day(h->real_ns) || !is_time(atomic_load(&h->beat_ns)) ||
-        !is_time(atomic_load(&h->progress_still_ns)) || !is_time(h->failure.t) ||
-        !is_time(h->local.t) || h->groups > DTR__RECORDING_GROUPS ||
+        h->world_size > DTR__RECORDING_RANKS_MAX || !dtr__rec_is_time(h->mono_ns) ||
+        !is_time_of_day(h->real_ns) || !dtr__rec_is_time(atomic_load(&h->beat_ns)) ||
+        !dtr__rec_is_time(atomic_load(&h->progress_still_ns)) || !dtr__rec_is_time(h->failure.t) ||
+        !dtr__rec_is_time(h->local.t) || h->groups > DTR__RECORDING_GROUPS ||
         h->members > DTR__RECORDING_MEMBERS || h->spans == 0 || h->spans > DTR__RECORDING_SPANS ||
         (h->spans & (h->spans - 1)) != 0) {
         return "its header is damaged";
@@ -152,97 +148,6 @@ static uint64_t newest_number(const char *ring, uint64_t entries) {
     return base + low;
 }
 
-/* ---- calls that followed a record ---- */
-
-/* Those of one record, and how many of them have ended. */
-typedef struct followers {
-    uint64_t n, ended;
-    int64_t t; /* issue of the last one */
-} followers;
-
-static followers followers_of(const dtr__recording *r, const dtr__record *rec) {
-    followers f = { rec->follower, rec->follower, rec->t_follower };
-    const dtr__rec_group *g = dtr__recording_group(r, rec->group);
-    if (g != NULL && atomic_load(&g->followers.record) == rec->number) {
-        uint64_t begun = atomic_load(&g->followers.begun), ended = atomic_load(&g->followers.ended);
-        f.n = begun - rec->seq;
-        f.t = atomic_load(&g->followers.t_begun);
-        f.ended = ended >= begun ? f.n : f.n - 1;
-    }
-    if (f.n >= DTR__REC_RUN_MOST || rec->seq == 0 || rec->seq >= UINT64_C(1) << 62 ||
-        !is_time(f.t)) {
-        f.n = 0;
-    }
-    return f;
-}
-
-/* The k'th call behind `rec`. Only the last one's time is known; the others lie between. */
-static dtr__record follower(const dtr__record *rec, const followers *f, uint64_t k) {
-    dtr__record one = *rec;
-    int64_t limit = is_time(rec->deadline) ? rec->deadline - rec->t_issued : 0;
-    int64_t from = rec->t_finished > rec->t_issued ? rec->t_finished : rec->t_issued;
-    int64_t to = f->t > from ? f->t : from;
-    one.follower = k;
-    one.t_follower = 0;
-    one.seq += k;
-    one.op_id += k;
-    one.t_issued = to - (to - from) / (int64_t)f->n * (int64_t)(f->n - k);
-    one.t_enqueued = one.t_started = 0;
-    one.t_finished = k <= f->ended ? one.t_issued : 0;
-    one.state = k <= f->ended ? DTR__REC_FINISHED : DTR__REC_ISSUED;
-    one.status = DTR_OK;
-    one.deadline = limit > 0 ? one.t_issued + limit : 0;
-    return one;
-}
-
-/* From the `n` records in order, which stay at the front of `all`, those and their followers, of
- * these as many of the newest as there is room for. */
-static size_t expand(const dtr__recording *r, dtr__record *all, size_t n, size_t room) {
-    size_t at = room;
-    for (size_t i = n; i > 0; i--) {
-        dtr__record rec = all[i - 1];
-        followers f = followers_of(r, &rec);
-        for (uint64_t k = f.n; k > 0 && at > i; k--) {
-            all[--at] = follower(&rec, &f, k);
-        }
-        rec.follower = 0;
-        rec.t_follower = 0;
-        all[--at] = rec;
-    }
-    memmove(all, all + at, (room - at) * sizeof *all);
-    return room - at;
-}
-
-/* ---- entries of a batch that end with it ---- */
-
-static bool is_inside(const dtr__record *one, const dtr__record *all) {
-    return (all->flags & DTR__RECORDING_MEMBER) == 0 && all->group == one->group &&
-           all->op_id == one->op_id;
-}
-
-/* In order. Where the batch's record is gone, or is being written, it has ended: one that takes
- * long has its entries' ends noted beside its own. */
-static void end_together(dtr__record *all, size_t n) {
-    enum { APART_MOST = 64 }; /* with what other threads have recorded meanwhile */
-    for (size_t i = 0; i < n; i++) {
-        dtr__record *one = &all[i];
-        const unsigned both = DTR__RECORDING_MEMBER | DTR__RECORDING_TOGETHER;
-        if ((one->flags & both) != both || dtr__record_over(one)) {
-            continue;
-        }
-        size_t batch = i, least = i > APART_MOST ? i - APART_MOST : 0;
-        while (batch > least && !is_inside(one, &all[batch])) {
-            batch--;
-        }
-        const bool there = is_inside(one, &all[batch]);
-        if (!there || dtr__record_over(&all[batch])) {
-            one->state = there ? all[batch].state : DTR__REC_FINISHED;
-            one->status = there ? all[batch].status : DTR_OK;
-            one->t_finished = there ? all[batch].t_finished : one->t_issued;
-        }
-    }
-}
-
 static void read_record(dtr__recording *r, const char *ring, uint64_t i) {
     const char *from = ring + i * sizeof(dtr__record);
     dtr__record *rec = &r->records[r->n_records];
@@ -254,8 +159,8 @@ static void read_record(dtr__recording *r, const char *ring, uint64_t i) {
     END_TEXT(rec->site);
     bool whole = rec->number != UINT64_MAX && rec->number == number_at(ring, i) &&
                  (rec->number & (r->head.entries - 1)) == i && rec->state >= DTR__REC_ISSUED &&
-                 rec->state <= DTR__REC_FAILED && is_time(rec->t_issued) &&
-                 is_time(rec->t_started) && is_time(rec->t_finished);
+                 rec->state <= DTR__REC_FAILED && dtr__rec_is_time(rec->t_issued) &&
+                 dtr__rec_is_time(rec->t_started) && dtr__rec_is_time(rec->t_finished);
     r->n_records += whole;
     r->torn += !whole;
 }
@@ -279,8 +184,7 @@ static bool read_records(dtr__recording *r, const char *image, uint64_t nbytes, 
         read_record(r, ring, (begin + i) & (h->entries - 1));
     }
     qsort(r->records, r->n_records, sizeof *r->records, by_number);
-    end_together(r->records, r->n_records);
-    r->n_records = expand(r, r->records, r->n_records, room);
+    r->n_records = dtr__runs_expand(r, r->records, r->n_records, room);
     return true;
 }
 
@@ -303,8 +207,8 @@ static bool read_spans(dtr__recording *r, const char *image) {
         END_TEXT(s->what);
         END_TEXT(s->label);
         r->n_spans += s->number != 0 && s->number == again &&
-                      (s->number & (r->head.spans - 1)) == i && is_time(s->t_begin) &&
-                      is_time(s->t_end) && s->t_begin <= s->t_end;
+                      (s->number & (r->head.spans - 1)) == i && dtr__rec_is_time(s->t_begin) &&
+                      dtr__rec_is_time(s->t_end) && s->t_begin <= s->t_end;
     }
     qsort(r->spans, r->n_spans, sizeof *r->spans, by_span_number);
     return true;

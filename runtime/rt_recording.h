@@ -150,6 +150,11 @@ const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world);
 
 /* ---- reading ---- */
 
+/* Since a start, up to 73 years. */
+static inline bool dtr__rec_is_time(int64_t ns) {
+    return ns >= 0 && ns < INT64_C(1) << 61;
+}
+
 typedef struct dtr__recording {
     dtr__rec_header head; /* all texts end, all numbers are in range */
     dtr__rec_group *groups;
@@ -172,6 +177,10 @@ typedef struct dtr__recording {
 dtr__recording *dtr__recording_parse(const void *image, size_t nbytes, char *why, size_t cap);
 /* The same with the newest `most` records only, which costs little; NULL: not to be read. */
 dtr__recording *dtr__recording_glance(const void *image, size_t nbytes, size_t most);
+/* From the `n` records in order, which stay at the front of `all`, those and their followers, of
+ * these as many of the newest as there is room for; returns how many (rt_runs.c). A batch's entries
+ * lie behind it, and so do its followers' behind each of them. */
+size_t dtr__runs_expand(const dtr__recording *r, dtr__record *all, size_t n, size_t room);
 dtr__recording *dtr__recording_load(const char *path, char *why, size_t cap);
 void dtr__recording_free(dtr__recording *r);
 

@@ -280,12 +280,13 @@ void dtr__rec_stack(dtr_world *world, uint64_t number, const void *return_addres
 /* Success at a time just looked at, noted by the thread that issued the operation. */
 void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
 
-/* A collective that is called again and again, each time right after the one before, does not need
- * a record each time: of those that follow one the recording has the last one's number and time,
- * which are a few words per group. What makes a difference ends the run: another record of any
- * group, another thread, a pause, a call that takes long. So does every DTR__REC_RUN_MOST'th
- * number, so that all ranks have records of the same calls. With metrics there are no runs. */
-enum { DTR__REC_RUN_MOST = 64 };
+/* A call that is made again and again, each time right after the one before, does not need a record
+ * each time, nor do the entries of a batch: of those that follow one the recording has the last
+ * one's number and time, which are a few words per group. What makes a difference ends the run:
+ * another record of any group, another thread, a pause, a call that takes long. So does every
+ * DTR__REC_RUN_MOST'th number, so that all ranks have records of the same calls. With metrics there
+ * are no runs. */
+enum { DTR__REC_RUN_MOST = 64, DTR__REC_RUN_ENTRIES = 8 /* of a batch in a run */ };
 typedef struct dtr__rec_followers { /* in the recording; one writer, atomic words */
     _Atomic uint64_t record;        /* number of the one they follow, 0: none; written last */
     _Atomic uint64_t begun, ended;  /* sequence numbers of the last ones; at first the record's */
@@ -295,14 +296,17 @@ typedef struct dtr__rec_followers { /* in the recording; one writer, atomic word
 typedef struct dtr__rec_run {
     dtr__rec_followers *words; /* NULL: the recording has no room for the group's */
     uint64_t sort, number;     /* of calls; of the record */
+    uint64_t last;             /* number of its last entry's record, without entries its own */
     uint64_t first, next;      /* sequence numbers: the record's, and what may follow */
     int64_t t;                 /* of the last call */
     uint32_t thread;
 } dtr__rec_run;
-/* A record for call `r->seq` of a sort of calls, by which a run begins. Returns its number. */
-uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r);
-/* Whether the call follows closely; then it is noted as begun, and dtr__rec_follower_ended or
- * dtr__rec_lead is to come. */
+/* A record for a call of some sort, by which a run begins; those of its `entries` are to come right
+ * behind it. Returns its number. */
+uint64_t dtr__rec_lead(dtr_world *world, dtr__rec_run *run, uint64_t sort, const dtr__record *r,
+                       uint64_t entries);
+/* Whether call `seq`, of messages its number among these, follows closely; then it is noted as
+ * begun, and dtr__rec_follower_ended or dtr__rec_lead is to come. */
 bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
                      int64_t now_ns);
 static inline void dtr__rec_follower_ended(const dtr__rec_run *run, uint64_t seq) {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coll_internal.h"
 #include "harness.h"
 
 static dtr_buffer i32s(int32_t *x, size_t n) {
@@ -409,6 +410,43 @@ START_TEST(batch_again_and_again) {
 }
 END_TEST
 
+/* reliability P9: batches that come again and again are recorded with their entries, in order. */
+START_TEST(records_of_batches) {
+    enum { BATCHES = 6, EACH = 3 };
+    int n = th_size(), next = (th_rank() + 1) % n, before = (th_rank() + n - 1) % n;
+    int32_t x = 1, y = 0;
+    dtr__record r[BATCHES * EACH];
+    dtr_p2p ops[] = { { true, i32s(&x, 1), next, 3 }, { false, i32s(&y, 1), before, 3 } };
+    for (int i = 0; i < TIMES; i++) {
+        TH_IS(dtr_batch_p2p(th_group(), ops, 2, NULL, NULL), DTR_OK);
+        if (i < TIMES - 20 || i % 4 != 0) { /* in the midst of runs, too */
+            continue;
+        }
+        size_t found = dtr__rec_read(th_world(), r, BATCHES * EACH);
+        TH_CHECK(found == BATCHES * EACH, "%zu records", found);
+        for (size_t k = 0; k < found; k++) {
+            const dtr__record *own = &r[k], *all = &r[k / EACH * EACH];
+            const int part = (int)(k % EACH);
+            static const int kinds[] = { DTR__K_BATCH, DTR__K_SEND, DTR__K_RECV };
+            TH_CHECK(own->kind == kinds[part] && own->state == DTR__REC_FINISHED && own->seq == 0 &&
+                         own->p2p_seq == (uint64_t)(i + 2 - BATCHES) + k / EACH,
+                     "batch %d, record %zu: kind %d, state %d, seq %d, p2p_seq %d", i, k, own->kind,
+                     own->state, (int)own->seq, (int)own->p2p_seq);
+            TH_CHECK(own->op_id == all->op_id && own->t_issued == all->t_issued &&
+                         own->number == all->number + (uint64_t)part &&
+                         ((own->flags & DTR__REC_MEMBER) != 0) == (part > 0),
+                     "batch %d, record %zu is not of its batch", i, k);
+            TH_CHECK(part == 0 || (own->tag == 3 && own->count_in == 1 &&
+                                   own->root_or_peer == (part == 1 ? next : before)),
+                     "batch %d, record %zu: tag %d, peer %d", i, k, own->tag, own->root_or_peer);
+            TH_CHECK(k == 0 || (own->t_issued >= own[-1].t_issued && own->op_id >= own[-1].op_id),
+                     "batch %d, record %zu is out of order", i, k);
+        }
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* P2P10: after many that fit, a message of another count; the buffer stays as it was. */
 START_TEST(unequal_after_many) {
     int32_t x[2] = { 1, 2 }, y[2] = { 0 };
@@ -483,6 +521,7 @@ static void make(Suite *s) {
     th_add(tc, group_ranks, 4, 0);
     th_add(tc, zero_elements, 0, 0);
     th_add(tc, again_and_again, 2, 0);
+    th_add(tc, records_of_batches, 0, 0);
     th_add(tc, batch_again_and_again, 0, 0);
     th_add(tc, unequal_after_many, 2, 0);
     th_add(tc, aborted_after_many, 2, 0);

@@ -473,7 +473,7 @@ static bool call(dtr_world *w, dtr__rec_run *run, uint64_t sort, uint64_t seq, i
         dtr__rec_follower_ended(run, seq);
         return true;
     }
-    uint64_t number = dtr__rec_lead(w, run, sort, &r);
+    uint64_t number = dtr__rec_lead(w, run, sort, &r, 0);
     dtr__rec_finish(w, number, now);
     return false;
 }
@@ -541,7 +541,7 @@ START_TEST(follower_that_takes_long_has_its_own_record) {
     r.seq = r.op_id = 3;
     r.t_issued = 2000;
     r.deadline = 11000;
-    uint64_t number = dtr__rec_lead(&w, &run, SORT, &r);
+    uint64_t number = dtr__rec_lead(&w, &run, SORT, &r, 0);
     check_calls(&w, 3, true);
     dtr__rec_mark(&w, number, DTR__REC_FINISHED, DTR_OK);
     check_calls(&w, 3, false);

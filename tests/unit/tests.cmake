@@ -12,6 +12,7 @@ dtr_add_unit_test(runtime_tune SOURCES unit/runtime_tune.c)
 dtr_add_unit_test(runtime_memory SOURCES unit/runtime_memory.c)
 dtr_add_unit_test(runtime_progress SOURCES unit/runtime_progress.c)
 dtr_add_unit_test(runtime_recording SOURCES unit/runtime_recording.c)
+dtr_add_unit_test(runtime_runs SOURCES unit/runtime_runs.c)
 
 # The runtime's worlds under mpirun: the program or the library starts MPI.
 add_executable(test_runtime_world unit/runtime_world.c)
