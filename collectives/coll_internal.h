@@ -261,6 +261,11 @@ typedef struct dtr__backend {
      * read them not to trust what they read. Any thread, with queue_lock, and the progress lock or
      * not: it reads what `open` has made and writes atomics only. Optional. */
     void (*withdraw)(dtr_group *group, void *state);
+    /* A coalescing scope on this backend alone: its calls are all started between these two. `end`
+     * may leave whole->request, which stands for the calls that left none; progress and cancel take
+     * the whole then. Both or neither, optional. */
+    dtr_status (*coalesce_begin)(dtr_group *group, void *state, dtr_work *whole);
+    dtr_status (*coalesce_end)(dtr_group *group, void *state, dtr_work *whole);
     /* What an unfinished work waits for, as far as this rank can know, for the message of a
      * time-out: "rank 2 (world 5) has not sent its part". Returns text, "" when nothing is known.
      * Optional. */
@@ -319,7 +324,9 @@ struct dtr_group {
     char cuda_use;             /* device buffers: 'a' automatic, 'n' nccl, 's' stage, 0 none */
     struct dtr__nccl *nccl;    /* NULL: 'n' and 'a' have no device here */
     struct dtr__stage *stages; /* of the stage backend, one per device; queue_lock */
-    const dtr_group_options *options; /* the caller's, while the group is being made */
+    /* While the group is being made: the caller's, and the group it is a part of, if any. */
+    const dtr_group_options *options;
+    const dtr_group *parent;
 
     _Atomic uint64_t seq, p2p_seq;
     _Atomic uint64_t monitored; /* monitored barriers entered */

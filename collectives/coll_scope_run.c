@@ -82,8 +82,24 @@ static dtr_status plan_run(dtr__scope *scope, size_t *at) {
     return DTR_OK;
 }
 
+/* A barrier is to wait for calls before it, which only the engine sees to. */
+static bool runs_together(const dtr__scope *scope) {
+    for (size_t i = 0; i < scope->n; i++) {
+        const dtr_work *w = scope->calls[i];
+        if (w->backend != scope->calls[0]->backend || w->call.kind == DTR__K_BARRIER) {
+            return false;
+        }
+    }
+    return scope->calls[0]->backend->coalesce_begin != NULL;
+}
+
 dtr_status dtr__scope_plan(dtr__scope *scope) {
     dtr__error_context ctx = { scope->group->world, "coalesced", scope->group->name };
+    scope->together = runs_together(scope);
+    if (scope->together) {
+        scope->p2p_left = scope->n;
+        return DTR_OK;
+    }
     scope->runs = calloc(scope->n, sizeof *scope->runs);
     DTR_REQUIRE(scope->runs != NULL, &ctx, DTR_ERR_NOMEM,
                 "no memory for the plan of a coalescing scope");
@@ -164,6 +180,10 @@ static void cancel(dtr_group *g, void *state, dtr_work *whole) {
     if (scope != NULL && scope->native != NULL) {
         dtr__part_cancel(g, scope->native);
     }
+    if (scope != NULL && scope->together && whole->request != NULL) {
+        const dtr_work *first = scope->calls[0];
+        first->backend->cancel(g, first->backend_state, whole);
+    }
     for (size_t i = 0; scope != NULL && i < scope->n_runs; i++) {
         dtr__part_cancel(g, scope->runs[i].work);
     }
@@ -172,13 +192,57 @@ static void cancel(dtr_group *g, void *state, dtr_work *whole) {
     }
 }
 
+/* All calls begin, and then what the backend has made of them. The end comes after a failure, too,
+ * and is not to hide it. */
+static dtr_status begin_together(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
+    const dtr__backend *b = scope->calls[0]->backend;
+    void *state = scope->calls[0]->backend_state;
+    bool done;
+    scope->begun = true;
+    DTR_TRY(b->coalesce_begin(g, state, whole));
+    dtr_status s = DTR_OK;
+    for (size_t i = 0; s == DTR_OK && i < scope->n; i++) {
+        s = dtr__part_move(g, whole, scope->calls[i], &done);
+    }
+    dtr__error_copy *cause = s < 0 ? dtr__error_save() : NULL;
+    dtr_status end = b->coalesce_end(g, state, whole);
+    if (s < 0) {
+        (void)dtr__error_restore(cause, s);
+    }
+    dtr__error_copy_free(cause);
+    return s < 0 ? s : end;
+}
+
+static dtr_status move_together(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
+    const dtr_work *first = scope->calls[0];
+    bool done = false;
+    if (!scope->begun) {
+        return begin_together(g, whole, scope);
+    }
+    if (whole->request != NULL) {
+        DTR_TRY(first->backend->progress(g, first->backend_state, whole, &done));
+        whole->moved = whole->moved || done;
+    }
+    return DTR_OK;
+}
+
+/* A call that has left nothing to ask after ends with the whole. */
+static dtr_status move_call(dtr_group *g, dtr_work *whole, const dtr__scope *scope, dtr_work *w,
+                            bool *done) {
+    if (scope->together && w->request == NULL) {
+        *done = whole->request == NULL;
+        return DTR_OK;
+    }
+    return dtr__part_move(g, whole, w, done);
+}
+
 static dtr_status move_p2p(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
     for (size_t i = 0; scope->p2p_left > 0 && i < scope->n; i++) {
         dtr_work *w = scope->calls[i];
         bool done = false;
-        if (dtr__kind_is_p2p(w->call.kind) && w->backend != &dtr__backend_nccl &&
-            !dtr__part_ended(w)) {
-            DTR_TRY(dtr__part_move(g, whole, w, &done));
+        if ((scope->together || dtr__kind_is_p2p(w->call.kind)) &&
+            w->backend != &dtr__backend_nccl && !dtr__part_ended(w)) {
+            DTR_TRY(move_call(g, whole, scope, w, &done));
         }
         if (done) {
             dtr__scope_end_call(whole, w);
@@ -224,6 +288,9 @@ static dtr_status move_run(dtr_group *g, dtr_work *whole, dtr__scope *scope, dtr
 
 static dtr_status move(dtr_group *g, dtr_work *whole, dtr__scope *scope) {
     DTR_TRY(dtr__scope_move_native(g, whole, scope));
+    if (scope->together) {
+        DTR_TRY(move_together(g, whole, scope));
+    }
     DTR_TRY(move_p2p(g, whole, scope));
     while (scope->next_run < scope->n_runs) {
         dtr__run *run = &scope->runs[scope->next_run];

@@ -8,6 +8,7 @@
 #include "custom.h"
 #include "exchange.h"
 #include "groups.h"
+#include "latch.h"
 
 struct dtr__custom {
     dtr__backend backend; /* first: what the engine sees */
@@ -109,8 +110,8 @@ static dtr_status failed(const dtr_work *w, dtr_status s, const char *where) {
     char title[256];
     dtr__error_context ctx = dtr__work_context(w);
     return DTR_FAIL(&ctx, s, "%s: backend %s failed with %s in %s",
-                    dtr__work_title(w, title, sizeof(title)), w->backend->name, dtr_status_name(s),
-                    where);
+                    dtr__work_title(w, title, sizeof(title)), w->group->backend[0]->name,
+                    dtr_status_name(s), where);
 }
 
 static dtr_status start(dtr_group *g, void *state_, dtr_work *w, bool *done) {
@@ -163,6 +164,31 @@ static void cancel(dtr_group *g, void *state_, dtr_work *w) {
     w->request = NULL;
 }
 
+/* ---- coalescing scopes ---- */
+
+static dtr_status coalesce_begin(dtr_group *g, void *state_, dtr_work *whole) {
+    const state *st = state_;
+    (void)g;
+    dtr__inside("the coalesce_begin function of a registered backend");
+    dtr_status s = st->ops->coalesce_begin(st->own);
+    dtr__inside(NULL);
+    return s < 0 ? failed(whole, s, "coalesce_begin") : DTR_OK;
+}
+
+static dtr_status coalesce_end(dtr_group *g, void *state_, dtr_work *whole) {
+    const state *st = state_;
+    void *request = NULL;
+    (void)g;
+    dtr__inside("the coalesce_end function of a registered backend");
+    dtr_status s = st->ops->coalesce_end(st->own, &request);
+    dtr__inside(NULL);
+    if (s < 0) {
+        return failed(whole, s, "coalesce_end");
+    }
+    whole->request = request;
+    return DTR_OK;
+}
+
 /* ---- a group's state ---- */
 
 static dtr_status put(void *exchange, const char *key, const void *value, size_t nbytes) {
@@ -172,6 +198,25 @@ static dtr_status put(void *exchange, const char *key, const void *value, size_t
 static dtr_status get(void *exchange, const char *key, void *value, size_t cap, size_t *nbytes,
                       double timeout_s) {
     return dtr__exchange_get(exchange, DTR_CPU, key, value, cap, nbytes, timeout_s);
+}
+
+/* From the parent's state, if it has one: its group stands still meanwhile. */
+static dtr_status make_own(const dtr_group *g, const dtr__custom *c, const dtr_backend_args *args,
+                           void **own) {
+    const dtr_group *parent = g->parent;
+    if (c->ops.split == NULL || parent == NULL || parent->backend[0] != &c->backend) {
+        return c->ops.create(args, own);
+    }
+    const state *st = parent->backend_state[0];
+    double limit_s = dtr__engine_patience(parent, g->timeout_s);
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    DTR_REQUIRE(dtr__latch_take_within(g->world, parent->progress, limit_s), &ctx, DTR_ERR_TIMEOUT,
+                "group '%s': another thread has been inside backend %s of group '%s', from which "
+                "it is split, for %g s",
+                g->name, c->name, parent->name, limit_s);
+    dtr_status s = c->ops.split(st->own, args, own);
+    dtr__latch_drop(parent->progress);
+    return s;
 }
 
 static dtr_status open_state(dtr_group *g, void **out) {
@@ -194,7 +239,7 @@ static dtr_status open_state(dtr_group *g, void **out) {
     state *st = calloc(1, sizeof(*st));
     DTR_REQUIRE(st != NULL, &ctx, DTR_ERR_NOMEM, "no memory for backend %s", c->name);
     st->ops = &c->ops;
-    dtr_status s = c->ops.create(&args, &st->own);
+    dtr_status s = make_own(g, c, &args, &st->own);
     dtr__exchange_drop(g);
     if (s < 0) {
         free(st);
@@ -281,6 +326,10 @@ static dtr_status check_registration(const dtr_world *world, const char *name,
                 name != NULL ? name : "(null)", DTR__BACKEND_NAME - 1);
     DTR_REQUIRE(ops->create != NULL, &ctx, DTR_ERR_ARG,
                 "dtr_backend_register: backend \"%s\" has no create function", name);
+    DTR_REQUIRE((ops->coalesce_begin == NULL) == (ops->coalesce_end == NULL), &ctx, DTR_ERR_ARG,
+                "dtr_backend_register: backend \"%s\" has coalesce_%s without coalesce_%s", name,
+                ops->coalesce_begin != NULL ? "begin" : "end",
+                ops->coalesce_begin != NULL ? "end" : "begin");
     DTR_REQUIRE(mask != 0, &ctx, DTR_ERR_ARG,
                 "dtr_backend_register: the device mask of \"%s\" is empty; it needs "
                 "DTR_BACKEND_CPU, DTR_BACKEND_CUDA or both",
@@ -314,6 +363,10 @@ dtr_status dtr_backend_register(dtr_world *world, const char *name, const dtr_ba
                                  .start = start,
                                  .progress = progress,
                                  .cancel = cancel };
+    if (own.coalesce_begin != NULL) {
+        c->backend.coalesce_begin = coalesce_begin;
+        c->backend.coalesce_end = coalesce_end;
+    }
     dtr__groups *gs = world->groups;
     pthread_mutex_lock(&gs->lock);
     bool exists = dtr__select_is_builtin(name) || find(gs, name) != NULL;

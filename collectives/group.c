@@ -49,6 +49,7 @@ dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_gro
     g->listed = spec->listed;
     g->nan_check = spec->nan_check;
     g->options = spec->options;
+    g->parent = spec->parent;
     g->comm = MPI_COMM_NULL;
     g->rank = -1;
     for (int i = 0; i < spec->size; i++) {
@@ -186,6 +187,7 @@ dtr_status dtr__group_connect(dtr_group *group) {
         return s;
     }
     group->options = NULL; /* the caller's memory */
+    group->parent = NULL;
     group->magic = DTR__GROUP_MAGIC;
     tell(group);
     return DTR_OK;

@@ -114,6 +114,7 @@ static dtr_status make(dtr__creation *c, uint64_t uid, dtr_group **group) {
         .tag = c->o.tag,
         .backend = c->backend,
         .options = &c->o,
+        .parent = c->parent,
         .uid = uid,
         .timeout_cpu_s = c->timeout_cpu_s,
         .timeout_cuda_s = c->timeout_cuda_s,

@@ -41,7 +41,8 @@ typedef struct dtr__group_spec {
     const int *world_ranks;
     int size;
     const char *name, *desc, *tag, *backend;
-    const dtr_group_options *options; /* as the caller gave them, for registered backends */
+    const dtr_group_options *options; /* as the caller gave them, for registered backends, */
+    const dtr_group *parent;          /* ... and so is this, or NULL */
     uint64_t uid;
     double timeout_cpu_s, timeout_cuda_s;
     dtr_device device;

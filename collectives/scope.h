@@ -46,6 +46,8 @@ struct dtr__scope {
     /* Running; progress lock. */
     dtr__run *runs;
     size_t n_runs, next_run, p2p_left;
+    bool together;    /* p2p_left: calls of all kinds, which their backend runs as one */
+    bool begun;       /* together, and started */
     dtr_work *native; /* NULL, or the calls that NCCL serves, all at once; constant */
     bool host_only;   /* a call has a last step: streams cannot wait for it */
 };

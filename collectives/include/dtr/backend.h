@@ -72,12 +72,23 @@ typedef struct dtr_backend_ops {
     dtr_backend_start broadcast, reduce, allreduce, allgather, allgatherv, gather, gatherv, scatter,
         scatterv, reduce_scatter, reduce_scatterv, alltoall, alltoallv, barrier, send, recv,
         recv_any, batch;
+    /* Coalescing scopes (dtr_coalesce_begin), both or neither: the operations of a scope are all
+     * started between these two, none waits for another or is packed with it, and the backend may
+     * leave all work to the second. *request of coalesce_end then stands for the operations that
+     * left none of their own. It is called after a failed start, too. A scope with a barrier, and
+     * any without these functions, runs its operations as if they were called by themselves. */
+    dtr_status (*coalesce_begin)(void *state);
+    dtr_status (*coalesce_end)(void *state, void **request);
+    /* As create, for a group whose members all belong to `parent`, which this backend serves, too:
+     * in dtr_group_split and dtr_group_subgroups. Without it create is called. No other function is
+     * called with `parent` meanwhile. */
+    dtr_status (*split)(void *parent, const dtr_backend_args *args, void **state);
 } dtr_backend_ops;
 #ifdef __cplusplus
 #define DTR_BACKEND_OPS_INIT                                                                       \
     {                                                                                              \
         sizeof(dtr_backend_ops), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, 0                                                                                   \
+            0, 0, 0, 0, 0                                                                          \
     }
 #else
 #define DTR_BACKEND_OPS_INIT \
@@ -90,8 +101,8 @@ typedef struct dtr_backend_ops {
  *  @collective no, but all ranks that create a group with it must have registered it
  *  @blocking   no
  *  @gpu        no
- *  @errors     DTR_ERR_ARG (NULL, name, no create, empty or unknown mask), DTR_ERR_STATE (the name
- * exists, built in or registered), DTR_ERR_NOMEM
+ *  @errors     DTR_ERR_ARG (NULL, name, no create, one of the coalesce functions without the other,
+ * empty or unknown mask), DTR_ERR_STATE (the name exists, built in or registered), DTR_ERR_NOMEM
  *  @since 0.1 */
 DTR_API dtr_status dtr_backend_register(dtr_world *world, const char *name,
                                         const dtr_backend_ops *ops, uint32_t device_mask);
