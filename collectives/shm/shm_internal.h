@@ -60,6 +60,7 @@ typedef struct dtr__shm_more {
     uint64_t in_at, out_at;
     double premul;
     uint64_t count_in, count_out;
+    uint64_t step; /* STAGED: bytes of each piece per chunk */
     int32_t kind, dtype, op, root;
 } dtr__shm_more;
 _Static_assert(DTR__SHM_LEAD *(DTR__SHM_POSTS / 2) == DTR__SHM_INLINE, "a place for each post");

@@ -132,6 +132,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
             longest = n > longest ? n : longest;
         }
         op->chunks_out = chunks(longest, op->step);
+        more->step = op->step;
     }
     return DTR_OK;
 }
@@ -158,7 +159,8 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
  * Of a broadcast, where one copies what others wait for, there are two at least, of an allreduce by
  * slices, where all wait twice, four; other allreduces, of which each rank reads all chunks of all,
  * take twice the usual one. All ranks must come to the same size: it follows from counts
- * that they compare and from thresholds alone. */
+ * that they compare and from thresholds alone. Only an alltoallv has as many as it has givers
+ * (step_of). */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
     if (c->kind == DTR__K_ALLGATHER || c->kind == DTR__K_ALLGATHERV) {
@@ -170,7 +172,7 @@ static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__c
         wish = nbytes / 4 / 64 * 64;
     } else if (c->kind == DTR__K_ALLREDUCE) {
         wish = 2 * s->chunk_least < wish ? 2 * s->chunk_least : wish;
-    } else if (c->kind != DTR__K_ALLTOALL) {
+    } else if (c->kind != DTR__K_ALLTOALL && c->kind != DTR__K_ALLTOALLV) {
         return s->chunk_least;
     }
     if (nbytes > DTR__SHM_STRETCH_MOST * s->chunk || wish < s->chunk_least) {
@@ -179,21 +181,32 @@ static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__c
     return wish < s->chunk ? wish : s->chunk;
 }
 
+/* What rank `r` puts of each piece into a chunk; of others only once they have posted. */
+static size_t step_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    const bool told = c->kind == DTR__K_ALLTOALLV && r != g->rank &&
+                      dtr__shm_post_of(s, r)->mode == DTR__SHM_STAGED;
+    return told ? dtr__shm_more_of(s, r)->step : s->op.step;
+}
+
+static void count_chunks(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool posted) {
+    s->op.chunks_in = 0;
+    for (int r = 0; r < g->size; r++) {
+        const size_t step = posted ? step_of(g, s, c, r) : s->op.step,
+                     n = chunks(dtr__shm_wanted(g, c, r), step);
+        s->op.chunks_in = n > s->op.chunks_in ? n : s->op.chunks_in;
+    }
+}
+
 /* Into how many pieces and chunks the data is cut. */
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
-    size_t most = 0;
     op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
     op->step = chunk_of(g, s, c) / op->n_blocks / 64 * 64;
     if (c->kind != DTR__K_ALLREDUCE && dtr__kind_reduces(c->kind) &&
         op->step > dtr__shm_attach_piece(g)) {
         op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
     }
-    for (int r = 0; r < g->size; r++) {
-        size_t n = dtr__shm_wanted(g, c, r);
-        most = n > most ? n : most;
-    }
-    op->chunks_in = chunks(most, op->step);
+    count_chunks(g, s, c, false);
 }
 
 static dtr_status prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
@@ -299,6 +312,9 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
     op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
     op->by_slices = op->by_slices && !op->zero_copy && !op->sliced;
     op->quiet = in_posts && !op->zero_copy && !op->sliced;
+    if (w->call.kind == DTR__K_ALLTOALLV) {
+        count_chunks(g, s, &w->call, true);
+    }
     s->seen = op->n;
     *all = true;
     return DTR_OK;
@@ -317,7 +333,7 @@ unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, int 
 const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
                                      const dtr__call *c, int r, size_t k) {
     const dtr__shm_op *op = &s->op;
-    size_t at = k * op->step;
+    const size_t step = step_of(g, s, c, r), at = k * step;
     if (r == g->rank) {
         size_t offset = 0;
         if (k >= op->posted && k < op->chunks_out) {
@@ -341,7 +357,7 @@ const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s
         dtr__shm_mark(op->n, k + post->shift)) {
         return NULL;
     }
-    return dtr__shm_staged(g, s, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * op->step;
+    return dtr__shm_staged(g, s, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * step;
 }
 
 static size_t clip(size_t nbytes, size_t at, size_t step) {
@@ -395,7 +411,8 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
     for (; op->copied < g->size;
          op->copied++) { /* starts behind oneself, so that not all read from the same rank */
         int r = (g->rank + op->copied) % g->size;
-        size_t at = op->pulled * op->step, n = clip(dtr__shm_wanted(g, c, r), at, op->step);
+        const size_t step = step_of(g, s, c, r), at = op->pulled * step,
+                     n = clip(dtr__shm_wanted(g, c, r), at, step);
         if (n == 0) {
             continue;
         }

@@ -253,6 +253,54 @@ START_TEST(staged_every_way) {
 }
 END_TEST
 
+/* Elements from one rank to another in round i: every other rank gives so much that its chunks are
+ * short, the rest have long ones, and some give nothing to some. */
+static size_t given(int from, int to, int i) {
+    const size_t most = (from + i) % 2 != 0 ? 30000 : 3000;
+    return (from + 2 * to + i) % 5 == 4 ? 0 : most + (size_t)(from * 7 + to * 13) % 50;
+}
+
+/* COL31: an alltoallv is cut into the chunks of each giver. */
+static void exchange_uneven(dtr_world *w, float *in, float *out, int i) {
+    size_t to[DTR__SHM_MAX_RANKS], from[DTR__SHM_MAX_RANKS], n_in = 0, n_out = 0, wrong = 0;
+    for (int r = 0; r < th_size(); r++) {
+        to[r] = given(th_rank(), r, i);
+        from[r] = given(r, th_rank(), i);
+        for (size_t k = 0; k < to[r]; k++) {
+            in[n_in++] = told(th_rank(), r, k);
+        }
+        n_out += from[r];
+    }
+    memset(out, 0, n_out * sizeof *out);
+    TH_IS(dtr_alltoallv(dtr_world_group(w), dtr_cpu(in, n_in, DTR_F32), to,
+                        dtr_cpu(out, n_out, DTR_F32), from, NULL, NULL),
+          DTR_OK);
+    for (int r = 0; r < th_size(); r++) {
+        for (size_t k = 0; k < from[r]; k++) {
+            wrong += *out++ != told(r, th_rank(), k);
+        }
+    }
+    TH_CHECK(wrong == 0, "round %d: %zu of %zu elements are wrong", i, wrong, n_out);
+}
+
+START_TEST(givers_cut_for_themselves) {
+    enum { ROUNDS = 6, EACH = 30050 };
+    dtr_world *w = NULL;
+    float *memory = malloc(2 * (size_t)th_size() * EACH * sizeof *memory);
+    wanted = "";
+    setenv("DTR_TUNE", "chunk=4K", 1);
+    TH_OK(world_with("DTR_CMA", "off", &w));
+    unsetenv("DTR_TUNE");
+    for (int i = 0; memory != NULL && i < ROUNDS; i++) {
+        exchange_uneven(w, memory, memory + (size_t)th_size() * EACH, i);
+        reduce_some(w);
+    }
+    free(memory);
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
 /* What a rank gives, and the sum in the order of ranks. */
 static float uneven(int rank, int i, size_t k) {
     return 1.0F / (float)(1 + (k * 7 + (size_t)rank * 3 + (size_t)i) % 1000);
@@ -540,6 +588,7 @@ static void make(Suite *s) {
     th_add(tc, memory_is_bounded, 0, 0);
     th_add(tc, little_staging, 0, 0);
     th_add(tc, staged_every_way, 0, 0);
+    th_add(tc, givers_cut_for_themselves, 0, 0);
     th_add(tc, results_every_way, 0, 0);
     th_add(tc, little_control, 0, 0);
     th_add(tc, channels_are_mapped_and_have_room, 2, 0);
