@@ -252,8 +252,10 @@ static inline void *dtr__shm_unpack(const dtr_world *w, uint64_t at) {
 size_t dtr__shm_wanted(const dtr_group *g, const dtr__call *c, int source); /* bytes */
 size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                           int source);
-bool dtr__shm_has_table(
-    dtr__kind k); /* its blocks differ, and only the giver knows where they are */
+/* Different readers want different pieces of an input; of different sizes, and only the giver knows
+ * where they are. */
+bool dtr__shm_scatters(dtr__kind k);
+bool dtr__shm_has_table(dtr__kind k);
 unsigned char *dtr__shm_target(const dtr_group *g, const dtr__call *c, int source);
 /* Bytes and offset of piece `block` of the own input. */
 size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset);

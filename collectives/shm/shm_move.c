@@ -1,7 +1,7 @@
 /* Which bytes of whose input a rank wants, for every collective, and where they go. */
 #include "shm/shm_internal.h"
 
-static bool is_scattering(dtr__kind k) {
+bool dtr__shm_scatters(dtr__kind k) {
     return k == DTR__K_SCATTER || k == DTR__K_SCATTERV || k == DTR__K_REDUCE_SCATTER ||
            k == DTR__K_REDUCE_SCATTERV || k == DTR__K_ALLTOALL || k == DTR__K_ALLTOALLV;
 }
@@ -39,7 +39,7 @@ bool dtr__shm_reads(const dtr_group *g, const dtr__call *c, int rank) {
 
 size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset) {
     size_t size = dtr_dtype_size(c->dtype);
-    if (!is_scattering(c->kind)) {
+    if (!dtr__shm_scatters(c->kind)) {
         *offset = 0;
         return c->in_count * size;
     }
@@ -81,7 +81,7 @@ size_t dtr__shm_wanted_at(const dtr_group *g, const dtr__shm_state *s, const dtr
     if (c->kind == DTR__K_SCATTER) { /* only the root knows its input's count; blocks are equal */
         return c->out_count * dtr_dtype_size(c->dtype) * (size_t)g->rank;
     }
-    if (is_scattering(c->kind)) {
+    if (dtr__shm_scatters(c->kind)) {
         (void)dtr__shm_piece(g, c, (size_t)g->rank, &offset);
     }
     return offset;

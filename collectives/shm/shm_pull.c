@@ -16,11 +16,6 @@ static size_t chunks(size_t nbytes, size_t step) {
 
 /* ---- post ---- */
 
-static bool scatters(dtr__kind k) {
-    return k == DTR__K_SCATTER || k == DTR__K_SCATTERV || k == DTR__K_REDUCE_SCATTER ||
-           k == DTR__K_REDUCE_SCATTERV || k == DTR__K_ALLTOALL || k == DTR__K_ALLTOALLV;
-}
-
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     uint64_t *row = dtr__shm_table_row(g, s, g->rank);
     size_t offset = 0, nbytes = 0;
@@ -200,7 +195,7 @@ static void count_chunks(const dtr_group *g, dtr__shm_state *s, const dtr__call 
 /* Into how many pieces and chunks the data is cut. */
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
-    op->n_blocks = scatters(c->kind) ? (size_t)g->size : 1;
+    op->n_blocks = dtr__shm_scatters(c->kind) ? (size_t)g->size : 1;
     op->step = chunk_of(g, s, c) / op->n_blocks / 64 * 64;
     if (c->kind != DTR__K_ALLREDUCE && dtr__kind_reduces(c->kind) &&
         op->step > dtr__shm_attach_piece(g)) {
