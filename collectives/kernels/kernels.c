@@ -5,10 +5,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels_set.h"
 #include "loops.h"
+#include "rt_cache.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -275,24 +275,10 @@ void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, 
 }
 
 /* Size of the last cache. Asking costs microseconds, so it is asked once, for a large job. */
-size_t dtr__kernels_cache(void) {
-    static _Atomic size_t known;
-    size_t nbytes = atomic_load_explicit(&known, memory_order_relaxed);
-    if (nbytes == 0) {
-        nbytes = (size_t)32 << 20;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-        const long told = sysconf(_SC_LEVEL3_CACHE_SIZE);
-        nbytes = told > 0 ? (size_t)told : nbytes;
-#endif
-        atomic_store_explicit(&known, nbytes, memory_order_relaxed);
-    }
-    return nbytes;
-}
-
 /* Whether the job alone fills the cache. */
 static bool is_large(const dtr__reduce_job *job, size_t nbytes) {
     const size_t arrays = (size_t)job->n + (size_t)job->n_dst, never = 1 << 20;
-    return nbytes > never && nbytes > dtr__kernels_cache() / arrays;
+    return nbytes > never && nbytes > dtr__last_cache() / arrays;
 }
 
 void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,

@@ -50,9 +50,6 @@ void dtr__copy(void *dst, const void *src, size_t nbytes);
 /* memcpy whose result is not wanted in the caches. */
 void dtr__copy_past(void *dst, const void *src, size_t nbytes);
 
-/* Bytes of the last cache. */
-size_t dtr__kernels_cache(void);
-
 /* A reduction that comes again and again: what dtr__reduce looks up, once. False: it cannot be
  * kept, use dtr__reduce. */
 typedef struct dtr__reducer {

@@ -331,8 +331,8 @@ void dtr__shm_repeat_go_on(dtr_group *g, void *state, dtr_work *w);
 
 /* shm_zero.c: does this kind have the form without copies, and the next pieces of it; true when the
  * slice is complete. */
-bool dtr__shm_streams(const dtr_group *g, size_t nbytes); /* write results past the caches? */
-bool dtr__shm_streams_reduced(const dtr_group *g, size_t nbytes);
+bool dtr__shm_streams(const dtr_group *g, dtr__kind kind, size_t nbytes); /* past the caches? */
+bool dtr__shm_streams_reduced(const dtr_group *g, dtr__kind kind, size_t nbytes);
 bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c);
 bool dtr__shm_zero_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
                         bool *moved);

@@ -394,15 +394,16 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     void *to = (unsigned char *)c->out + at;
     dtr__reduce_piece(&to, 1, from, g->size, n / op->size, c->dtype, c->op, c->divisor,
                       c->op == DTR_PREMUL_SUM ? factors : NULL,
-                      dtr__shm_streams_reduced(g, c->out_count * op->size) ? DTR__PAST_ALL
-                                                                           : DTR__PAST_NONE);
+                      dtr__shm_streams_reduced(g, c->kind, c->out_count * op->size)
+                          ? DTR__PAST_ALL
+                          : DTR__PAST_NONE);
     *moved = n * (size_t)g->size;
     return true;
 }
 
 static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
     dtr__shm_op *op = &s->op;
-    const bool stream = dtr__shm_streams(g, c->out_count * op->size);
+    const bool stream = dtr__shm_streams(g, c->kind, c->out_count * op->size);
     for (; op->copied < g->size;
          op->copied++) { /* starts behind oneself, so that not all read from the same rank */
         int r = (g->rank + op->copied) % g->size;

@@ -42,8 +42,8 @@ static bool make_slice(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
                         (unsigned char *)c->out + op->made * op->step + at };
         dtr__reduce_piece(to, 2, from, g->size, n / op->size, c->dtype, c->op, c->divisor,
                           c->op == DTR_PREMUL_SUM ? factors : NULL,
-                          dtr__shm_streams(g, c->out_count * op->size) ? DTR__PAST_OTHERS
-                                                                       : DTR__PAST_NONE);
+                          dtr__shm_streams(g, c->kind, c->out_count * op->size) ? DTR__PAST_OTHERS
+                                                                                : DTR__PAST_NONE);
     }
     if (dtr__shm_has_withdrawn(s->rows[g->rank], DTR__SHM_BUFFERS)) {
         return false; /* the program may have changed its data while it was read */
@@ -57,7 +57,7 @@ static bool make_slice(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
 bool dtr__shm_slices_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call *c,
                           size_t *moved) {
     dtr__shm_op *op = &s->op;
-    const bool stream = dtr__shm_streams(g, c->out_count * op->size);
+    const bool stream = dtr__shm_streams(g, c->kind, c->out_count * op->size);
     while (op->made < op->chunks_in && op->made < op->pulled + 2 && make_slice(g, s, c, moved)) {
     }
     const size_t nbytes = bytes_of(op, c, op->pulled);

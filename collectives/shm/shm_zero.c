@@ -1,6 +1,7 @@
 /* Reductions of node-shared buffers without copies: every rank reduces its slice straight out of
  * all inputs and writes it to all outputs; two rounds of flags. */
 #include "kernels/kernels.h"
+#include "rt_cache.h"
 #include "shm/shm_internal.h"
 
 /* What is written past the caches may take a little longer, for it is read sooner. */
@@ -12,20 +13,24 @@ bool dtr__shm_zero_fits(const dtr_group *g, const dtr__call *c) {
     return g->size > 1 && (c->kind == DTR__K_ALLREDUCE || c->kind == DTR__K_REDUCE);
 }
 
-/* Inputs and results of all ranks together, and what else the program has there, do not stay in the
- * cache they share. */
-bool dtr__shm_streams(const dtr_group *g, size_t nbytes) {
+/* Where the results of all ranks together do not stay in the cache they share. What an alltoall
+ * moves, all of which is read once and written once at the same time, is better there much
+ * earlier. */
+bool dtr__shm_streams(const dtr_group *g, dtr__kind kind, size_t nbytes) {
     const uint64_t from = g->world->tune.value[DTR__TUNE_STREAM];
-    return from != 0 ? nbytes >= from
-                     : nbytes >= dtr__kernels_cache() / (4 * (size_t)g->world->local_size);
+    const size_t share = dtr__last_cache() / (size_t)g->world->local_size;
+    if (from != 0) {
+        return nbytes >= from;
+    }
+    return kind == DTR__K_ALLTOALL || kind == DTR__K_ALLTOALLV ? nbytes >= share / 4
+                                                               : nbytes > 2 * share;
 }
 
-/* The same of a reduction. Of two ranks, what is not found in the caches is not missed until the
- * inputs alone fill them twice: to make results in a buffer and copy them costs more. */
-bool dtr__shm_streams_reduced(const dtr_group *g, size_t nbytes) {
+/* The same of a reduction. Of two ranks it costs more at any size to make results in a buffer and
+ * copy them. */
+bool dtr__shm_streams_reduced(const dtr_group *g, dtr__kind kind, size_t nbytes) {
     const bool told = g->world->tune.value[DTR__TUNE_STREAM] != 0;
-    return told || g->size > 2 ? dtr__shm_streams(g, nbytes)
-                               : nbytes / 2 > dtr__kernels_cache() / (size_t)g->world->local_size;
+    return (told || g->size > 2) && dtr__shm_streams(g, kind, nbytes);
 }
 
 /* Rank r's slice in elements, cut at multiples of 64 bytes so that no two ranks write one cache
@@ -73,7 +78,7 @@ static dtr__past choose(const dtr_group *g, dtr__shm_state *s, const dtr__call *
     const size_t nbytes = c->in_count * s->op.size;
     const uint64_t tune = g->world->tune.value[DTR__TUNE_ZERO_PAST];
     *trial = NULL;
-    if (c->in != c->out && dtr__shm_streams_reduced(g, nbytes)) {
+    if (c->in != c->out && dtr__shm_streams_reduced(g, c->kind, nbytes)) {
         return DTR__PAST_ALL;
     }
     if (c->kind == DTR__K_REDUCE) {

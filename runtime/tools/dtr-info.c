@@ -7,6 +7,7 @@
 #include <dtr/device.h>
 #include <dtr/version.h>
 
+#include "rt_cache.h"
 #include "rt_device.h"
 #include "rt_internal.h"
 #include "rt_options.h"
@@ -89,6 +90,7 @@ static int print_facts(void) {
     }
     printf("memory          %ld MiB\n",
            sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024);
+    printf("last cache      %zu KiB\n", dtr__last_cache() / 1024);
     dtr__huge_say(huge, sizeof huge);
     printf("huge pages      %s\n", huge);
     printf("CPU devices     %d\n", dtr_device_count(DTR_CPU));

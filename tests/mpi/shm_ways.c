@@ -237,7 +237,7 @@ static void move_some(dtr_world *w) {
 /* Staging buffers written through the caches, past them, and by trial; in long chunks and short. */
 START_TEST(staged_every_way) {
     static const char *const ways[] = { "stage_past=never", "stage_past=1", "stage_past=0",
-                                        "chunk=16K", "chunk=4K" };
+                                        "stream=1",         "chunk=16K",    "chunk=4K" };
     wanted = "";
     for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         dtr_world *w = NULL;
@@ -260,7 +260,7 @@ static size_t given(int from, int to, int i) {
     return (from + 2 * to + i) % 5 == 4 ? 0 : most + (size_t)(from * 7 + to * 13) % 50;
 }
 
-/* COL31: an alltoallv is cut into the chunks of each giver. */
+/* COL34: an alltoallv is cut into the chunks of each giver. */
 static void exchange_uneven(dtr_world *w, float *in, float *out, int i) {
     size_t to[DTR__SHM_MAX_RANKS], from[DTR__SHM_MAX_RANKS], n_in = 0, n_out = 0, wrong = 0;
     for (int r = 0; r < th_size(); r++) {
