@@ -29,6 +29,10 @@ static size_t ask_hwloc(void) {
     }
     hwloc_topology_set_all_types_filter(t, HWLOC_TYPE_FILTER_KEEP_NONE);
     hwloc_topology_set_cache_types_filter(t, HWLOC_TYPE_FILTER_KEEP_ALL);
+#if HWLOC_API_VERSION >= 0x00020500
+    /* Linux tells it; hwloc would also visit each CPU in turn, as all ranks of a node at once. */
+    hwloc_topology_set_flags(t, HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);
+#endif
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     if (set != NULL && hwloc_topology_load(t) == 0 && hwloc_topology_is_thissystem(t) &&
         hwloc_get_cpubind(t, set, HWLOC_CPUBIND_PROCESS) == 0) {
