@@ -169,6 +169,7 @@ typedef struct told {
     _Atomic int times, status;
     dtr_group *group;
     dtr_buffer buffer;
+    cudaStream_t held; /* so that what is issued on it cannot be over when it is waited for */
     uint64_t seq;
     dtr_status waited, blocked, issued;
     dtr_work *next;
@@ -177,10 +178,12 @@ typedef struct told {
 /* R2, R3: what a callback sees and may do. */
 static void tell(dtr_work *w, dtr_status s, void *arg) {
     told *t = arg;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    o.stream = t->held;
     t->seq = dtr_work_seq(w);
     if (s == DTR_OK) {
         t->blocked = dtr_allreduce(t->group, t->buffer, t->buffer, DTR_MAX, NULL, NULL);
-        t->issued = dtr_allreduce(t->group, t->buffer, t->buffer, DTR_MAX, NULL, &t->next);
+        t->issued = dtr_allreduce(t->group, t->buffer, t->buffer, DTR_MAX, &o, &t->next);
         t->waited = dtr_work_synchronize(t->next, -1);
     }
     atomic_store(&t->status, (int)s);
@@ -200,8 +203,9 @@ START_TEST(K20_R3_given_back_at_once) {
     dtr_buffer a = filled(N, 1), b = filled(N, 1);
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     dtr_work *w = NULL, *other = NULL;
-    cudaEvent_t open;
-    told good = { .group = g, .buffer = filled(N, 2) }, late = { .group = g };
+    cudaEvent_t open, issued;
+    told good = { .group = g, .buffer = filled(N, 2), .held = held_stream(&issued) };
+    told late = { .group = g };
     o.stream = held_stream(&open);
     TH_IS(dtr_allreduce(g, a, a, DTR_SUM, &o, &w), DTR_OK);
     TH_IS(dtr_work_on_complete(w, tell, &good), DTR_OK);
@@ -212,8 +216,11 @@ START_TEST(K20_R3_given_back_at_once) {
              dtr_status_name((dtr_status)good.status), (int)good.seq, dtr_status_name(good.issued));
     TH_CHECK(good.blocked == DTR_ERR_STATE && good.waited == DTR_ERR_STATE, "%s and %s",
              dtr_status_name(good.blocked), dtr_status_name(good.waited));
+    dtr_fake_cuda_hold(issued, 0);
     TH_IS(dtr_work_synchronize(good.next, -1), DTR_OK);
     TH_IS(dtr_work_release(good.next), DTR_OK);
+    cudaEventDestroy(issued);
+    cudaStreamDestroy(good.held);
     check(a, 1, (float)th_size(), "sum");
     check(good.buffer, 2, 1, "of the callback");
     drop(good.buffer);
