@@ -25,3 +25,15 @@ if(DTR_WERROR)
   target_compile_options(dtr_flags INTERFACE -Werror)
 endif()
 target_link_libraries(dtr_flags INTERFACE dtr_sanitizers)
+
+# Hardening, with gcc and clang alike. The checked functions of the C library want optimisation, and sanitizers have checks
+# of their own. Whoever sets a level in CMAKE_C_FLAGS keeps it.
+add_library(dtr_hardened INTERFACE) # how what is installed is linked
+if(NOT DTR_SANITIZE AND NOT DTR_COVERAGE)
+  target_compile_options(dtr_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:-fstack-protector-strong>)
+  if(NOT CMAKE_C_FLAGS MATCHES "_FORTIFY_SOURCE")
+    set(release $<AND:$<COMPILE_LANGUAGE:C>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>)
+    target_compile_options(dtr_flags INTERFACE $<${release}:-U_FORTIFY_SOURCE> $<${release}:-D_FORTIFY_SOURCE=2>)
+  endif()
+  target_link_options(dtr_hardened INTERFACE LINKER:-z,relro,-z,now,-z,noexecstack)
+endif()

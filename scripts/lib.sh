@@ -34,8 +34,11 @@ DTR_NEEDS=(
     python3:command:python3
     check:library:check
     libhwloc-dev:library:hwloc
+    nettle-dev:library:nettle
     libopenblas-dev:library:openblas
+    libjansson-dev:library:jansson
     libdlpack-dev:header:dlpack/dlpack.h
+    iproute2:command:ip
 )
 DTR_NEEDS_OPENMPI=(libopenmpi-dev:command:mpicc.openmpi:mpicc openmpi-bin:command:mpiexec.openmpi:mpiexec)
 DTR_NEEDS_MPICH=(libmpich-dev:command:mpicc.mpich mpich:command:mpiexec.mpich)
@@ -57,6 +60,7 @@ dtr_have() { # dtr_have KIND NAME[:ALTERNATIVE]
 # Install what is missing of the given needs, or say what to type and exit 2.
 dtr_require() {
     local need package kind name
+    local PATH=$PATH:/usr/sbin:/sbin # where an ordinary user's does not lead
     local -a missing=() sudo=()
     for need in "$@"; do
         IFS=: read -r package kind name <<<"$need"

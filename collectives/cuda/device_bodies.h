@@ -18,7 +18,7 @@ DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
     (void)atomicMin((unsigned long long *)at, (unsigned long long)v);
 }
 #else
-#include "cuda/device_touch.h"
+#include "device_touch.h"
 #define DTR__BODY static inline
 #define DTR__TOUCH(p) fake_touch(p)
 #define DTR__UNROLL_1

@@ -4,7 +4,7 @@
 #ifndef DTR_DEVICE_FACTOR_H
 #define DTR_DEVICE_FACTOR_H
 
-#include "cuda/device_bodies.h"
+#include "device_bodies.h"
 
 enum { DTR__WARP = 32, DTR__WARPS = DTR__KERNEL_THREADS / DTR__WARP };
 

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "cuda/device_factor.h"
+#include "device_factor.h"
 
 #define DTR__KERNEL(name)                                                    \
     extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)        \

@@ -13,7 +13,8 @@
  * so many bits. */
 /* clang-format off */
 #define DTR__KERNEL_INTEGERS(I) \
-    I(u8, uint8_t, int32_t) I(i8, int8_t, int32_t) I(i32, int32_t, int32_t) I(i64, int64_t, int64_t)
+    I(u8, uint8_t, int32_t) I(i8, int8_t, int32_t) I(i32, int32_t, int32_t) I(i64, int64_t, int64_t) \
+    I(u32, uint32_t, uint32_t) I(u64, uint64_t, uint64_t)
 #define DTR__KERNEL_WIDTHS(N) N(8) N(16) N(32) N(64)
 #define DTR__KERNEL_TYPES(T) T(f16, float) T(bf16, float) T(f32, float) T(f64, double)
 #define DTR__KERNEL_CASTS(C)                        \

@@ -2,8 +2,7 @@
 #ifndef DTR_DEVICE_NAN_H
 #define DTR_DEVICE_NAN_H
 
-#include <dtr/dtype.h>
-
+#include "base/dtype.h"
 #include "cuda/device_kernels.h"
 
 /* Without its sign a number is NaN if its bits are more than `limit`. */
@@ -11,7 +10,7 @@ static const struct {
     int kernel;
     unsigned size, per; /* bytes of a float; floats of an element, 0: not looked at */
     uint64_t limit;
-} dtr__nan_formats[] = {
+} dtr__nan_formats[DTR__N_DTYPES] = {
     [DTR_F8E4M3] = { DTR__KERNEL_nan_8, 1, 1, 0x7e },
     [DTR_F8E5M2] = { DTR__KERNEL_nan_8, 1, 1, 0x7c },
     [DTR_F16] = { DTR__KERNEL_nan_16, 2, 1, 0x7c00 },

@@ -123,6 +123,12 @@ DTR_FORMAT float f32_odd_from_i64(int64_t x) {
     return f32_odd_from_f64((double)(fits ? x : cut));
 }
 
+DTR_FORMAT float f32_odd_from_u64(uint64_t x) {
+    /* A half with its last bit set where anything was cut off has the same number of digits. */
+    const uint64_t half = x >> 1 | (x & 1);
+    return x >> 63 != 0 ? 2 * f32_odd_from_i64((int64_t)half) : f32_odd_from_i64((int64_t)x);
+}
+
 /* ---- doubles to integers: toward zero, saturating, NaN gives 0 ---- */
 #define DEFINE_FROM_F64(name, T, low, high)               \
     DTR_FORMAT T name##_from_double(double d) {           \
@@ -133,10 +139,20 @@ DEFINE_FROM_F64(u8, uint8_t, 0.0, 255.0)
 DEFINE_FROM_F64(i8, int8_t, -128.0, 127.0)
 DEFINE_FROM_F64(i16, int16_t, -32768.0, 32767.0)
 DEFINE_FROM_F64(i32, int32_t, -2147483648.0, 2147483647.0)
+DEFINE_FROM_F64(u16, uint16_t, 0.0, 65535.0)
+DEFINE_FROM_F64(u32, uint32_t, 0.0, 4294967295.0)
 
 DTR_FORMAT int64_t i64_from_double(double d) {
     const int64_t inside = (int64_t)(fabs(d) < 0x1p63 ? d : 0);
     return d >= 0x1p63 ? INT64_MAX : d <= -0x1p63 ? INT64_MIN : inside;
+}
+
+DTR_FORMAT uint64_t u64_from_double(double d) {
+    const int64_t low = (int64_t)(d > 0 && d < 0x1p63 ? d : 0);
+    const int64_t high = (int64_t)(d >= 0x1p63 && d < 0x1p64 ? d - 0x1p63 : 0);
+    return d >= 0x1p64   ? UINT64_MAX
+           : d >= 0x1p63 ? (uint64_t)high | UINT64_C(1) << 63
+                         : (uint64_t)low;
 }
 
 #endif /* DTR_FORMATS_H */

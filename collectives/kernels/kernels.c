@@ -2,13 +2,17 @@
  * set's loops. */
 #include "kernels.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_mode.h"
 #include "kernels_set.h"
 #include "loops.h"
-#include "rt_cache.h"
+#include "operators.h"
+#include "topology/cache.h"
+#include "user_ops.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -88,34 +92,66 @@ const char *dtr__kernels_name(void) {
 /* ---- reductions ---- */
 
 bool dtr_op_supports(dtr_op op, dtr_dtype dtype) {
-    enum {
-        ADD = 1 << DTR_SUM,
-        MEAN = 1 << DTR_AVG,
-        PRODUCT = 1 << DTR_PROD,
-        ORDER = 1 << DTR_MIN | 1 << DTR_MAX,
-        BITS = 1 << DTR_BAND | 1 << DTR_BOR | 1 << DTR_BXOR,
-        SCALED = 1 << DTR_PREMUL_SUM,
-        INTEGER = ADD | MEAN | PRODUCT | ORDER | BITS,
-        FLOAT = ADD | MEAN | PRODUCT | ORDER
+#define TYPES(OP, name, types, identity) [DTR_##OP] = (types),
+    static const unsigned char on[DTR__N_OPS] = { DTR__OPERATORS(TYPES) };
+    static const unsigned char kind[DTR__N_DTYPES] = {
+        [DTR_BOOL] = DTR__ON_BOOL,      [DTR_U8] = DTR__ON_INT,
+        [DTR_I8] = DTR__ON_INT,         [DTR_I16] = DTR__ON_INT,
+        [DTR_I32] = DTR__ON_INT,        [DTR_I64] = DTR__ON_INT,
+        [DTR_F8E4M3] = DTR__ON_F8,      [DTR_F8E5M2] = DTR__ON_F8,
+        [DTR_F16] = DTR__ON_FLOAT,      [DTR_BF16] = DTR__ON_FLOAT,
+        [DTR_F32] = DTR__ON_FLOAT,      [DTR_F64] = DTR__ON_FLOAT,
+        [DTR_C64] = DTR__ON_COMPLEX,    [DTR_C128] = DTR__ON_COMPLEX,
+        [DTR_U16] = DTR__ON_INT,        [DTR_U32] = DTR__ON_INT,
+        [DTR_U64] = DTR__ON_INT,        [DTR_F32_INDEX] = DTR__ON_PAIR,
+        [DTR_F64_INDEX] = DTR__ON_PAIR, [DTR_I64_INDEX] = DTR__ON_PAIR,
     };
-    static const int legal[DTR__N_DTYPES] = {
-        [DTR_BOOL] = ADD | PRODUCT | ORDER | BITS,
-        [DTR_U8] = INTEGER,
-        [DTR_I8] = INTEGER,
-        [DTR_I16] = INTEGER,
-        [DTR_I32] = INTEGER,
-        [DTR_I64] = INTEGER,
-        [DTR_F8E4M3] = FLOAT,
-        [DTR_F8E5M2] = FLOAT,
-        [DTR_F16] = FLOAT | SCALED,
-        [DTR_BF16] = FLOAT | SCALED,
-        [DTR_F32] = FLOAT | SCALED,
-        [DTR_F64] = FLOAT | SCALED,
-        [DTR_C64] = ADD | MEAN | SCALED,
-        [DTR_C128] = ADD | MEAN | SCALED,
-    };
-    return (int)op >= DTR_SUM && (int)op <= DTR_PREMUL_SUM && (int)dtype >= 0 &&
-           (int)dtype < DTR__N_DTYPES && (legal[dtype] >> op & 1) != 0;
+    dtr__user_op is;
+    if (dtr__op_is_user(op)) {
+        return (unsigned)dtype < DTR__N_DTYPES && dtr__user_op_find(op, &is);
+    }
+    return (unsigned)op < DTR__N_OPS && (unsigned)dtype < DTR__N_DTYPES &&
+           (on[op] & kind[dtype]) != 0;
+}
+
+bool dtr__op_identity(dtr_op op, dtr_dtype dtype, void *element) {
+#define IDENTITY(OP, name, types, identity) [DTR_##OP] = DTR__##identity,
+    static const dtr__identity identities[DTR__N_OPS] = { DTR__OPERATORS(IDENTITY) };
+    static const double numbers[] = { [DTR__IS_ZERO] = 0,
+                                      [DTR__IS_ONE] = 1,
+                                      [DTR__IS_ONES] = 1,
+                                      [DTR__IS_HIGHEST] = INFINITY,
+                                      [DTR__IS_LOWEST] = -INFINITY };
+    if (dtr__op_is_user(op) || !dtr_op_supports(op, dtype)) {
+        return false;
+    }
+    const dtr__identity is = identities[op];
+    if (is == DTR__IS_ONES && dtype != DTR_BOOL) {
+        memset(element, 0xff, dtr_dtype_size(dtype));
+        return true;
+    }
+    if (dtr__is_pair(dtype)) {
+        const int64_t last = INT64_MAX;
+        memset(element, 0, dtr_dtype_size(dtype));
+        memcpy((char *)element + offsetof(dtr_f64_index, index), &last, sizeof last);
+        dtype = dtype == DTR_F32_INDEX ? DTR_F32 : dtype == DTR_F64_INDEX ? DTR_F64 : DTR_I64;
+    }
+    const double most = dtype == DTR_F8E4M3 ? 448 : INFINITY; /* which has no infinity */
+    double v = numbers[is] < -most ? -most : numbers[is] > most ? most : numbers[is];
+    v = is == DTR__IS_LOWEST && dtype == DTR_BOOL ? 0 : v;
+    dtr__convert(element, dtype, &v, DTR_F64, 1);
+    return true;
+}
+
+void dtr__fill_identity(void *dst, size_t count, dtr_dtype dtype, dtr_op op) {
+    const size_t size = dtr_dtype_size(dtype), nbytes = count * size;
+    if (count == 0 ||
+        !dtr__op_identity((dtr_op)((unsigned)op & ~(unsigned)DTR__EXACT), dtype, dst)) {
+        return;
+    }
+    for (size_t done = size; done < nbytes; done *= 2) {
+        memcpy((char *)dst + done, dst, nbytes - done < done ? nbytes - done : done);
+    }
 }
 
 /* A tile of every source in turn becomes float32 and is added to the sum, which is rounded at the
@@ -128,7 +164,7 @@ static void reduce_through_f32(const dtr__kernel_set *set, const dtr__reduce_job
     float sum[DTR__TILE], term[DTR__TILE];
     void *const into = sum;
     const void *const both[2] = { sum, term };
-    dtr__reduce_job step = { &into, 1, both, 2, op, job->divisor, NULL, false };
+    dtr__reduce_job step = { &into, 1, both, 2, op, job->divisor, NULL, false, false };
     for (size_t at = 0; at < count; at += DTR__TILE) {
         const size_t m = count - at < DTR__TILE ? count - at : DTR__TILE;
         for (int i = 0; i < job->n; i++) {
@@ -150,7 +186,7 @@ static void reduce_through_f32(const dtr__kernel_set *set, const dtr__reduce_job
 
 static void reduce_cached(const dtr__kernel_set *set, const dtr__reduce_job *job, size_t count,
                           dtr_dtype dtype) {
-    if (dtype <= DTR_BF16 && set->reduce[dtype] == NULL) {
+    if (set->reduce[dtype] == NULL) {
         reduce_through_f32(set, job, count, dtype);
     } else {
         set->reduce[dtype](job, count);
@@ -158,7 +194,7 @@ static void reduce_cached(const dtr__kernel_set *set, const dtr__reduce_job *job
 }
 
 /* A store to memory that is in no cache reads it first. Where the results cannot stay in the cache
- * anyway they are made tile by tile in a small buffer and copied past it. */
+ * anyway they are made tile by tile in a small buffer and copied by non-temporal stores. */
 static void reduce_streaming(const dtr__kernel_set *set, const dtr__reduce_job *job, size_t count,
                              dtr_dtype dtype) {
     _Alignas(64) char result[DTR__STREAM_TILE];
@@ -193,19 +229,19 @@ static bool in_place(const dtr__reduce_job *job) {
     return false;
 }
 
-static bool is_bitwise(dtr_op op) {
-    return op == DTR_BAND || op == DTR_BOR || op == DTR_BXOR;
-}
-
 /* Which type's loop serves, and on how many elements of it. */
 static dtr_dtype loop_of(dtr_op op, dtr_dtype dtype, size_t *count) {
     if (dtr__real_part(dtype) != dtype) {
         *count *= 2;
         dtype = dtr__real_part(dtype);
     }
-    if (is_bitwise(op) && dtype != DTR_BOOL) {
-        *count *= dtr_dtype_size(dtype);
+    const size_t size = dtr_dtype_size(dtype);
+    if (dtr__is_bitwise(op) && dtype != DTR_BOOL) {
+        *count *= size;
         dtype = DTR_U8;
+    }
+    if (dtr__is_logical(op)) {
+        dtype = size == 1 ? DTR_BOOL : size == 2 ? DTR_U16 : size == 4 ? DTR_U32 : DTR_U64;
     }
     return dtype;
 }
@@ -219,19 +255,41 @@ static bool others_aligned(const dtr__reduce_job *job) {
     return true;
 }
 
+/* What an operator with DTR__EXACT asks of this job. One or two are rounded once anyway, unless
+ * they are scaled: short types are rounded after that too, as by those who scale before they send.
+ */
+static bool sums_exactly(const dtr__reduce_job *job, dtr_dtype dtype) {
+    const bool sum = job->op == DTR_SUM || job->op == DTR_AVG || job->op == DTR_PREMUL_SUM;
+    const bool is_float = dtype >= DTR_F8E4M3 && dtype <= DTR_F64;
+    const bool scales = job->op == DTR_PREMUL_SUM && dtype < DTR_F32;
+    return job->exact && sum && is_float && (job->n > 2 || scales);
+}
+
+static dtr__reduce_job job_of(void *const *dst, int n_dst, const void *const *src, int n, dtr_op op,
+                              int divisor, const double *factors) {
+    const bool exact = ((unsigned)op & DTR__EXACT) != 0;
+    op = (dtr_op)((unsigned)op & ~(unsigned)DTR__EXACT);
+    return (dtr__reduce_job){ dst, n_dst, src, n, op, divisor, factors, false, exact };
+}
+
 void dtr__reduce_with(const dtr__kernel_set *set, dtr__reduce_job job, size_t count,
-                      dtr_dtype dtype, dtr__past past) {
-    const bool can = set->stream != NULL && past != DTR__PAST_NONE;
+                      dtr_dtype dtype, dtr__nontemporal nontemporal) {
+    const bool can = set->stream != NULL && nontemporal != DTR__NONTEMPORAL_NONE;
     dtype = loop_of(job.op, dtype, &count);
     if (job.op == DTR_PREMUL_SUM && job.factors == NULL) {
         job.op = DTR_SUM;
     }
-    job.past = can && past == DTR__PAST_OTHERS && others_aligned(&job);
-    if (can && past == DTR__PAST_ALL && job.n <= DTR__STREAM_SOURCES && !in_place(&job)) {
+    job.nontemporal = can && nontemporal == DTR__NONTEMPORAL_OTHERS && others_aligned(&job);
+    const dtr__float_mode mode = dtr__float_enter();
+    if (sums_exactly(&job, dtype)) {
+        dtr__exact_reduce(set, &job, count, dtype);
+    } else if (can && nontemporal == DTR__NONTEMPORAL_ALL && job.n <= DTR__STREAM_SOURCES &&
+               !in_place(&job)) {
         reduce_streaming(set, &job, count, dtype);
     } else {
         reduce_cached(set, &job, count, dtype);
     }
+    dtr__float_leave(mode);
 }
 
 /* Sums of less than a vector: to set up a loop over vectors takes ten times longer than to add. */
@@ -252,9 +310,13 @@ DEFINE_FEW(f64, double, double)
 
 bool dtr__reduce_keep(dtr__reducer *r, size_t count, dtr_dtype dtype, dtr_op op) {
     enum { FEW_BYTES = 32 };
-    static void (*const few[DTR__N_REAL])(void *, const void *const *, int, size_t) = {
-        [DTR_I32] = few_i32, [DTR_I64] = few_i64, [DTR_F32] = few_f32, [DTR_F64] = few_f64
+    static void (*const few[DTR__N_DTYPES])(void *, const void *const *, int, size_t) = {
+        [DTR_I32] = few_i32, [DTR_I64] = few_i64, [DTR_F32] = few_f32,
+        [DTR_F64] = few_f64, [DTR_U32] = few_i32, [DTR_U64] = few_i64,
     };
+    if (((unsigned)op & DTR__EXACT) != 0 || dtr__op_is_user(op)) {
+        return false;
+    }
     const dtr_dtype real = dtr__real_part(dtype);
     r->few = op == DTR_SUM && count * dtr_dtype_size(dtype) <= FEW_BYTES ? few[real] : NULL;
     r->count = count;
@@ -270,30 +332,37 @@ void dtr__reduce_kept(const dtr__reducer *r, void *dst, const void *const *src, 
         return;
     }
     void *const to = dst;
-    const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL, false };
+    const dtr__reduce_job job = { &to, 1, src, n, r->op, divisor, NULL, false, false };
     r->loop(&job, r->count);
 }
 
-/* Size of the last cache. Asking costs microseconds, so it is asked once, for a large job. */
 /* Whether the job alone fills the cache. */
 static bool is_large(const dtr__reduce_job *job, size_t nbytes) {
     const size_t arrays = (size_t)job->n + (size_t)job->n_dst, never = 1 << 20;
     return nbytes > never && nbytes > dtr__last_cache() / arrays;
 }
 
-void dtr__reduce_to(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
-                    dtr_dtype dtype, dtr_op op, int divisor, const double *factors) {
-    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors, false };
+void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dtype dtype, dtr_op op,
+                 int divisor, const double *factors) {
+    if (dtr__op_is_user(op)) {
+        dtr__user_reduce(&dst, 1, src, n, count, dtype, op);
+        return;
+    }
+    const dtr__reduce_job job = job_of(&dst, 1, src, n, op, divisor, factors);
     const bool stream = is_large(&job, count * dtr_dtype_size(dtype));
     dtr__reduce_with(dtr__kernels_current(), job, count, dtype,
-                     stream ? DTR__PAST_ALL : DTR__PAST_NONE);
+                     stream ? DTR__NONTEMPORAL_ALL : DTR__NONTEMPORAL_NONE);
 }
 
 void dtr__reduce_piece(void *const *dst, int n_dst, const void *const *src, int n, size_t count,
                        dtr_dtype dtype, dtr_op op, int divisor, const double *factors,
-                       dtr__past past) {
-    const dtr__reduce_job job = { dst, n_dst, src, n, op, divisor, factors, false };
-    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, past);
+                       dtr__nontemporal nontemporal) {
+    if (dtr__op_is_user(op)) {
+        dtr__user_reduce(dst, n_dst, src, n, count, dtype, op);
+        return;
+    }
+    const dtr__reduce_job job = job_of(dst, n_dst, src, n, op, divisor, factors);
+    dtr__reduce_with(dtr__kernels_current(), job, count, dtype, nontemporal);
 }
 
 void dtr__copy(void *dst, const void *src, size_t nbytes) {
@@ -305,7 +374,7 @@ void dtr__copy(void *dst, const void *src, size_t nbytes) {
     }
 }
 
-void dtr__copy_past(void *dst, const void *src, size_t nbytes) {
+void dtr__copy_nontemporal(void *dst, const void *src, size_t nbytes) {
     const dtr__kernel_set *set = dtr__kernels_current();
     if (set->stream != NULL) {
         set->stream(dst, src, nbytes);
@@ -314,19 +383,11 @@ void dtr__copy_past(void *dst, const void *src, size_t nbytes) {
     }
 }
 
-void dtr__reduce(void *dst, const void *const *src, int n, size_t count, dtr_dtype dtype, dtr_op op,
-                 int divisor, const double *factors) {
-    dtr__reduce_to(&dst, 1, src, n, count, dtype, op, divisor, factors);
-}
-
 /* ---- search ---- */
 
-size_t dtr__find_nan(const void *src, size_t count, dtr_dtype dtype) {
+static size_t find_nan(bool (*has_nan)(const void *, size_t), const void *src, size_t count,
+                       dtr_dtype dtype) {
     const dtr_dtype real = dtr__real_part(dtype);
-    bool (*has_nan)(const void *, size_t) = dtr__kernels_current()->has_nan[real];
-    if (has_nan == NULL) {
-        return count;
-    }
     const size_t width = real == dtype ? 1 : 2, size = dtr_dtype_size(real);
     const size_t total = count * width;
     for (size_t at = 0; at < total; at += DTR__TILE) {
@@ -342,4 +403,15 @@ size_t dtr__find_nan(const void *src, size_t count, dtr_dtype dtype) {
         return (at + k) / width;
     }
     return count;
+}
+
+size_t dtr__find_nan(const void *src, size_t count, dtr_dtype dtype) {
+    bool (*has_nan)(const void *, size_t) = dtr__kernels_current()->has_nan[dtr__real_part(dtype)];
+    if (has_nan == NULL) {
+        return count;
+    }
+    const dtr__float_mode mode = dtr__float_enter(); /* looking at one may trap */
+    const size_t at = find_nan(has_nan, src, count, dtype);
+    dtr__float_leave(mode);
+    return at;
 }

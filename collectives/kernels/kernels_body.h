@@ -7,11 +7,12 @@
  *   bf16_round                f32_v to bf16 in the upper halves of u32_v, if HAVE_BF16_ROUND
  *   load_part, store_part     a vector of which only a part is in memory, if HAVE_PARTS
  *   leave_vectors             what code without wide vectors wants to find, if HAVE_LEAVE
- *   stream_vector, _half      an aligned store past the caches, of a vector or half of one, if
+ *   stream_vector, _half      an aligned non-temporal store of a vector or half of one, if
  *                             HAVE_STREAM
  * Every set gives the same bits: no contraction to fused operations, no other order of a sum. */
 #include "formats.h"
 #include "kernels_set.h"
+#include "operators.h"
 
 /* ---- whole and short vectors ---- */
 
@@ -37,7 +38,7 @@ static ALWAYS_INLINE void leave_vectors(void) {
 
 #ifdef HAVE_STREAM
 /* To memory aligned to 64 bytes, a vector or half of one. */
-static ALWAYS_INLINE void store_past(void *p, const void *vector, size_t size) {
+static ALWAYS_INLINE void store_nontemporal(void *p, const void *vector, size_t size) {
     if (size == VECTOR_BYTES) {
         stream_vector(p, vector);
     } else {
@@ -45,8 +46,8 @@ static ALWAYS_INLINE void store_past(void *p, const void *vector, size_t size) {
     }
 }
 
-/* Stores past the caches are ordered by this only, not by a later release. */
-static ALWAYS_INLINE void fence_past(void) {
+/* Non-temporal stores are ordered by this only, not by a later release. */
+static ALWAYS_INLINE void fence_nontemporal(void) {
     _mm_sfence();
 }
 
@@ -68,7 +69,7 @@ static void vector_copy(void *dst, const void *src, size_t nbytes) {
     leave_vectors();
 }
 
-/* Copy past the caches. */
+/* Copy by non-temporal stores. */
 static void stream_copy(void *dst, const void *src, size_t nbytes) {
     char *d = dst;
     const char *s = src;
@@ -80,14 +81,14 @@ static void stream_copy(void *dst, const void *src, size_t nbytes) {
         stream_vector(d + at, s + at);
     }
     memcpy(d + at, s + at, nbytes - at);
-    fence_past();
+    fence_nontemporal();
 }
 #else
-static ALWAYS_INLINE void store_past(void *p, const void *vector, size_t size) {
+static ALWAYS_INLINE void store_nontemporal(void *p, const void *vector, size_t size) {
     memcpy(p, vector, size);
 }
 
-static ALWAYS_INLINE void fence_past(void) {
+static ALWAYS_INLINE void fence_nontemporal(void) {
 }
 
 #define stream_copy NULL
@@ -98,29 +99,22 @@ static ALWAYS_INLINE void fence_past(void) {
 
 #define SAME(e) (e)
 
-/* Signed integers are added and multiplied as unsigned, where wrapping is defined, and compared as
- * what they are. */
-#define INT_COMBINE(U, S, op, a, b)                       \
-    ((op) == DTR_PROD  ? (a) * (b)                        \
-     : (op) == DTR_MIN ? SELECT(U, (S)(b) < (S)(a), b, a) \
-     : (op) == DTR_MAX ? SELECT(U, (S)(b) > (S)(a), b, a) \
-                       : (a) + (b))
-#define INT_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
-
 /* Means of integers, toward zero. No instruction set divides vectors of integers, but all divide
  * floats: with a sum of fewer bits than the float holds, the quotient differs from the next whole
  * number by more than rounding can move it. Left to the compiler's vectoriser. */
-#define DEFINE_DIVIDE(name, C, F)                              \
+#define DEFINE_DIVIDE(name, C, F, Q)                           \
     static void divide_##name(C *sum, size_t n, int divisor) { \
         const F by = (F)divisor;                               \
         INDEPENDENT for (size_t k = 0; k < n; k++) {           \
-            sum[k] = (C)(int32_t)((F)sum[k] / by);             \
+            sum[k] = (C)(Q)((F)sum[k] / by);                   \
         }                                                      \
     }
-DEFINE_DIVIDE(u8, uint8_t, float)
-DEFINE_DIVIDE(i8, int8_t, float)
-DEFINE_DIVIDE(i16, int16_t, float)
-DEFINE_DIVIDE(i32, int32_t, double)
+DEFINE_DIVIDE(u8, uint8_t, float, int32_t)
+DEFINE_DIVIDE(i8, int8_t, float, int32_t)
+DEFINE_DIVIDE(i16, int16_t, float, int32_t)
+DEFINE_DIVIDE(i32, int32_t, double, int32_t)
+DEFINE_DIVIDE(u16, uint16_t, float, int32_t)
+DEFINE_DIVIDE(u32, uint32_t, double, uint32_t)
 
 /* A double whose last place is 1: added to a whole number of up to 51 bits, it makes the bits of
  * the sum count like the number. */
@@ -148,57 +142,77 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
     }
 }
 
-#define NAN_LANES(f) ((f) != (f))
-
-/* MIN and MAX: any NaN gives NaN, equal values (-0 and +0) the earlier. */
-#define FLOAT_COMBINE(F, U, op, a, b)                                   \
-    ((op) == DTR_PROD  ? (a) * (b)                                      \
-     : (op) == DTR_MIN ? (F)SELECT(U, ((b) < (a)) | NAN_LANES(b), b, a) \
-     : (op) == DTR_MAX ? (F)SELECT(U, ((b) > (a)) | NAN_LANES(b), b, a) \
-                       : (a) + (b))
-#define FLOAT_OPS(X) INT_OPS(X) X(DTR_AVG) X(DTR_PREMUL_SUM)
-
-/* Bytes of 0 and 1: SUM is or, PROD is and. */
-#define TRUTH(raw) ((u8_v)((raw) != 0) & 1)
-#define BIT_COMBINE(op, a, b)                                          \
-    ((op) == DTR_SUM || (op) == DTR_MAX || (op) == DTR_BOR ? (a) | (b) \
-     : (op) == DTR_BXOR                                    ? (a) ^ (b) \
-                                                           : (a) & (b))
-#define BIT_OPS(X) X(DTR_BAND) X(DTR_BOR) X(DTR_BXOR)
+/* Numbers that the signed division takes are far from its limits; others are divided one by one. */
+static void divide_u64(uint64_t *sum, size_t n, int divisor) {
+    uint64_t high = 0;
+    INDEPENDENT for (size_t k = 0; k < n; k++) {
+        high |= sum[k] >> 51;
+    }
+    if (high == 0) {
+        divide_i64((int64_t *)sum, n, divisor);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        sum[k] /= (uint64_t)divisor;
+    }
+}
 
 #define T truth
 #define ELEM uint8_t
 #define RAW u8_v
 #define SUM u8_v
 #define REAL uint8_t
-#define DECODE TRUTH
+#define DECODE(raw) ((u8_v)((raw) != 0) & 1)
 #define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
-#define OPS(X) BIT_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
+#define OPS(X) BIT_OPS(X) LOGICAL_OPS(X) X(DTR_SUM) X(DTR_PROD) X(DTR_MIN) X(DTR_MAX)
+#include "reduce_type.h"
+
+/* Logical operators on wider whole numbers. */
+#define T truth_16
+#define ELEM uint16_t
+#define RAW u16_v
+#define SUM u16_v
+#define REAL uint16_t
+#define DECODE(raw) ((u16_v)((raw) != 0) & 1)
+#define ENCODE SAME
+#define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
+#define OPS LOGICAL_OPS
+#include "reduce_type.h"
+
+#define T truth_32
+#define ELEM uint32_t
+#define RAW u32_v
+#define SUM u32_v
+#define REAL uint32_t
+#define DECODE(raw) ((u32_v)((raw) != 0) & 1)
+#define ENCODE SAME
+#define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
+#define OPS LOGICAL_OPS
+#include "reduce_type.h"
+
+#define T truth_64
+#define ELEM uint64_t
+#define RAW u64_v
+#define SUM u64_v
+#define REAL uint64_t
+#define DECODE(raw) ((u64_v)((raw) != 0) & 1)
+#define ENCODE SAME
+#define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
+#define OPS LOGICAL_OPS
 #include "reduce_type.h"
 
 /* Bitwise operators on any integer type: its bytes. */
 #define T bits
 #define ELEM uint8_t
-#define RAW u8_v
 #define SUM u8_v
-#define REAL uint8_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) BIT_COMBINE(op, a, b)
 #define OPS BIT_OPS
 #include "reduce_type.h"
 
 #define T u8
 #define ELEM uint8_t
-#define RAW u8_v
 #define SUM u8_v
-#define REAL uint8_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u8_v, u8_v, op, a, b)
 #define DIVIDE divide_u8
 #define OPS INT_OPS
@@ -206,12 +220,7 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
 
 #define T i8
 #define ELEM int8_t
-#define RAW u8_v
 #define SUM u8_v
-#define REAL int8_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u8_v, i8_v, op, a, b)
 #define DIVIDE divide_i8
 #define OPS INT_OPS
@@ -219,12 +228,7 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
 
 #define T i16
 #define ELEM int16_t
-#define RAW u16_v
 #define SUM u16_v
-#define REAL int16_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u16_v, i16_v, op, a, b)
 #define DIVIDE divide_i16
 #define OPS INT_OPS
@@ -232,12 +236,7 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
 
 #define T i32
 #define ELEM int32_t
-#define RAW u32_v
 #define SUM u32_v
-#define REAL int32_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u32_v, i32_v, op, a, b)
 #define DIVIDE divide_i32
 #define OPS INT_OPS
@@ -245,25 +244,39 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
 
 #define T i64
 #define ELEM int64_t
-#define RAW u64_v
 #define SUM u64_v
-#define REAL int64_t
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) INT_COMBINE(u64_v, i64_v, op, a, b)
 #define DIVIDE divide_i64
 #define OPS INT_OPS
 #include "reduce_type.h"
 
+#define T u16
+#define ELEM uint16_t
+#define SUM u16_v
+#define COMBINE(op, a, b) INT_COMBINE(u16_v, u16_v, op, a, b)
+#define DIVIDE divide_u16
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T u32
+#define ELEM uint32_t
+#define SUM u32_v
+#define COMBINE(op, a, b) INT_COMBINE(u32_v, u32_v, op, a, b)
+#define DIVIDE divide_u32
+#define OPS INT_OPS
+#include "reduce_type.h"
+
+#define T u64
+#define ELEM uint64_t
+#define SUM u64_v
+#define COMBINE(op, a, b) INT_COMBINE(u64_v, u64_v, op, a, b)
+#define DIVIDE divide_u64
+#define OPS INT_OPS
+#include "reduce_type.h"
+
 #define T f32
 #define ELEM float
-#define RAW f32_v
 #define SUM f32_v
-#define REAL float
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) FLOAT_COMBINE(f32_v, u32_v, op, a, b)
 #define MEAN(s, divisor) ((s) / (float)(divisor))
 #define OPS FLOAT_OPS
@@ -271,12 +284,7 @@ static void divide_i64(int64_t *sum, size_t n, int divisor) {
 
 #define T f64
 #define ELEM double
-#define RAW f64_v
 #define SUM f64_v
-#define REAL double
-#define DECODE SAME
-#define ENCODE SAME
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) FLOAT_COMBINE(f64_v, u64_v, op, a, b)
 #define MEAN(s, divisor) ((s) / (double)(divisor))
 #define OPS FLOAT_OPS
@@ -340,7 +348,6 @@ static ALWAYS_INLINE bf16_pair bf16_combine(dtr_op op, bf16_pair a, bf16_pair b)
 #define REAL float
 #define DECODE f16_widen
 #define ENCODE f16_narrow
-#define SCALE(s, factor) ((s) * (factor))
 #define COMBINE(op, a, b) FLOAT_COMBINE(f32_v, u32_v, op, a, b)
 #define MEAN(s, divisor) ((s) / (float)(divisor))
 #define OPS FLOAT_OPS
@@ -350,9 +357,16 @@ static ALWAYS_INLINE bf16_pair bf16_combine(dtr_op op, bf16_pair a, bf16_pair b)
 #endif
 
 static void reduce_u8_or_bits(const dtr__reduce_job *job, size_t count) {
-    const bool bitwise = job->op == DTR_BAND || job->op == DTR_BOR || job->op == DTR_BXOR;
-    (bitwise ? reduce_bits : reduce_u8)(job, count);
+    (dtr__is_bitwise(job->op) ? reduce_bits : reduce_u8)(job, count);
 }
+
+#define DEFINE_NUMBERS_OR_TRUTH(width)                                                   \
+    static void reduce_u##width##_or_truth(const dtr__reduce_job *job, size_t count) {   \
+        (dtr__is_logical(job->op) ? reduce_truth_##width : reduce_u##width)(job, count); \
+    }
+DEFINE_NUMBERS_OR_TRUTH(16)
+DEFINE_NUMBERS_OR_TRUTH(32)
+DEFINE_NUMBERS_OR_TRUTH(64)
 
 /* ---- conversion to and from float32 ---- */
 
@@ -439,6 +453,8 @@ DEFINE_HAS_NAN(bf16, uint16_t, u16, 0x7fff, 0x7f80)
 DEFINE_HAS_NAN(f32, int32_t, i32, 0x7fffffff, 0x7f800000)
 DEFINE_HAS_NAN(f64, int64_t, i64, INT64_MAX, INT64_C(0x7ff0000000000000))
 
+#include "exact_body.h"
+
 /* ---- the table ---- */
 
 const dtr__kernel_set KERNEL_SET = {
@@ -452,7 +468,13 @@ const dtr__kernel_set KERNEL_SET = {
                 [DTR_F16] = reduce_f16,
                 [DTR_BF16] = reduce_bf16,
                 [DTR_F32] = reduce_f32,
-                [DTR_F64] = reduce_f64 },
+                [DTR_F64] = reduce_f64,
+                [DTR_U16] = reduce_u16_or_truth,
+                [DTR_U32] = reduce_u32_or_truth,
+                [DTR_U64] = reduce_u64_or_truth,
+                [DTR_F32_INDEX] = dtr__reduce_f32_index,
+                [DTR_F64_INDEX] = dtr__reduce_f64_index,
+                [DTR_I64_INDEX] = dtr__reduce_i64_index },
     .to_f32 = { [DTR_F8E4M3] = f8e4m3_to_f32,
                 [DTR_F8E5M2] = f8e5m2_to_f32,
                 [DTR_F16] = f16_to_f32,
@@ -471,4 +493,6 @@ const dtr__kernel_set KERNEL_SET = {
                  [DTR_BF16] = has_nan_bf16,
                  [DTR_F32] = has_nan_f32,
                  [DTR_F64] = has_nan_f64 },
+    .exact = { exact_top, exact_cut, exact_products, exact_look, exact_place, exact_collect,
+               exact_round },
 };

@@ -1,16 +1,27 @@
 /* The reduction of one element type; included by kernels_body.h once per type with
  *   T                    name of the type
  *   ELEM                 an element as it lies in memory
- *   RAW, SUM             vectors of the same number of elements, as stored and as summed
- *   REAL                 type of a factor
- *   DECODE(r), ENCODE(s) between RAW and SUM
- *   SCALE(s, factor)     the product of PREMUL_SUM
+ *   SUM                  a vector of elements as they are summed
  *   COMBINE(op, a, b)    one step; op is a constant
+ *   OPS(X)               X(op) for every operator that needs a loop of its own
  *   MEAN(s, divisor)     the division of AVG, if OPS names it
  *   DIVIDE               instead: a function that divides many sums (elements, how many, divisor)
- *   OPS(X)               X(op) for every operator that needs a loop of its own
+ * and, where elements are not summed as they are stored,
+ *   RAW                  a vector of as many elements, as stored
+ *   DECODE(r), ENCODE(s) between RAW and SUM
+ *   REAL                 type of a factor
+ *   SCALE(s, factor)     the product of PREMUL_SUM
  * One vector of sums stays in a register while the sources are gone through, so each source is read
  * once and each destination written once, after all sources have been read. */
+#ifndef RAW
+#define RAW SUM
+#define DECODE(r) (r)
+#define ENCODE(s) (s)
+#define REAL ELEM
+#endif
+#ifndef SCALE
+#define SCALE(s, factor) ((s) * (factor))
+#endif
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 
@@ -28,7 +39,7 @@ static ALWAYS_INLINE SUM CAT(term_, T)(const void *const *src, int i, size_t at,
 
 static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void *const *src, int n,
                                          size_t at, size_t m, const dtr_op op, int divisor,
-                                         const double *factors, const bool past) {
+                                         const double *factors, const bool nontemporal) {
     SUM sum = CAT(term_, T)(src, 0, at, m, op, factors);
     for (int i = 1; i < n; i++) {
         const SUM term = CAT(term_, T)(src, i, at, m, op, factors);
@@ -44,8 +55,8 @@ static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void
     const RAW out = ENCODE(sum);
     store_part((ELEM *)dst[0] + at, m * sizeof(ELEM), &out, sizeof out);
     for (int j = 1; j < n_dst; j++) {
-        if (past) {
-            store_past((ELEM *)dst[j] + at, &out, sizeof out);
+        if (nontemporal) {
+            store_nontemporal((ELEM *)dst[j] + at, &out, sizeof out);
         } else {
             store_part((ELEM *)dst[j] + at, m * sizeof(ELEM), &out, sizeof out);
         }
@@ -55,12 +66,12 @@ static ALWAYS_INLINE void CAT(block_, T)(void *const *dst, int n_dst, const void
 /* All whole vectors; how many elements those are. */
 static ALWAYS_INLINE size_t CAT(whole_, T)(void *const *dst, int n_dst, const void *const *src,
                                            int n, const dtr__reduce_job *job, size_t count,
-                                           const dtr_op op, const bool past) {
+                                           const dtr_op op, const bool nontemporal) {
     enum { LANES = sizeof(RAW) / sizeof(ELEM) };
     const int divisor = job->divisor;
     size_t at = 0;
     for (; at + LANES <= count; at += LANES) {
-        CAT(block_, T)(dst, n_dst, src, n, at, LANES, op, divisor, job->factors, past);
+        CAT(block_, T)(dst, n_dst, src, n, at, LANES, op, divisor, job->factors, nontemporal);
     }
     return at;
 }
@@ -73,11 +84,11 @@ static ALWAYS_INLINE void CAT(blocks_, T)(const dtr__reduce_job *job, size_t cou
     void *const dst[2] = { job->dst[0], job->dst[n_dst - 1] };
     if (n == 2 && n_dst == 1) {
         at = CAT(whole_, T)(dst, 1, pair, 2, job, count, op, false);
-    } else if (n == 2 && n_dst == 2 && job->past) {
+    } else if (n == 2 && n_dst == 2 && job->nontemporal) {
         at = CAT(whole_, T)(dst, 2, pair, 2, job, count, op, true);
     } else if (n == 2 && n_dst == 2) {
         at = CAT(whole_, T)(dst, 2, pair, 2, job, count, op, false);
-    } else if (job->past) {
+    } else if (job->nontemporal) {
         at = CAT(whole_, T)(job->dst, n_dst, job->src, n, job, count, op, true);
     } else {
         at = CAT(whole_, T)(job->dst, n_dst, job->src, n, job, count, op, false);
@@ -128,8 +139,8 @@ static void CAT(reduce_, T)(const dtr__reduce_job *job, size_t count) {
         break;
     }
 #undef CASE
-    if (job->past) {
-        fence_past();
+    if (job->nontemporal) {
+        fence_nontemporal();
     }
     leave_vectors();
 }

@@ -26,12 +26,15 @@ typedef enum bench_kind {
     BENCH_SENDRECV,
     BENCH_PINGPONG,
     BENCH_BARRIER,
+    BENCH_SCAN,
+    BENCH_EXSCAN,
+    BENCH_WAITALL,
     BENCH_KINDS
 } bench_kind;
 
 typedef enum bench_mode { BENCH_BLOCKING, BENCH_ASYNC, BENCH_OVERLAP, BENCH_DISPATCH } bench_mode;
 
-enum { BENCH_DTYPES = DTR_C128 + 1, BENCH_SIZES = 64, BENCH_CONTENDERS = 6 };
+enum { BENCH_DTYPES = DTR_I64_INDEX + 1, BENCH_SIZES = 64, BENCH_CONTENDERS = 6 };
 
 typedef struct bench_options {
     bool kind[BENCH_KINDS];
@@ -40,7 +43,7 @@ typedef struct bench_options {
     size_t min_bytes, max_bytes, sizes[BENCH_SIZES];
     int n_sizes; /* 0: from min to max by factor */
     int factor, rounds, runs, root, threads, calls;
-    bool plain, shared, read_back, cpu_compute, peer, in_place, gauge;
+    bool plain, shared, read_back, cpu_compute, peer, in_place, gauge, strict;
     bool cuda; /* device memory, and NCCL for a peer */
     bench_mode mode;
     const char *json, *tune; /* files; NULL: none */
@@ -90,6 +93,10 @@ size_t bench_block(const bench_case *c, int i, int j);
 size_t bench_block_at(const bench_case *c, int i, int j); /* elements before it */
 double bench_bus_factor(const bench_case *c);
 
+/* Ranks 0 .. n-1 whose inputs the result of this rank is made of. */
+int bench_sources(const bench_case *c);
+enum { BENCH_MESSAGES = 16 }; /* each way, that a waitall waits for */
+
 /* bench_ops.c */
 bool bench_has_mpi_type(dtr_dtype d);
 /* One call of a contender; exits on failure through MPI_Abort, as a benchmark may. */
@@ -123,7 +130,8 @@ extern const bench_device_ops *const bench_device;
 void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w);
 void *bench_memory(size_t nbytes); /* zeroed */
 
-/* bench_options.c: -1: go on; else the exit status. */
+/* bench_options.c. parse: -1: go on; else the exit status. */
+extern const char *const bench_op_names[]; /* by dtr_op */
 int bench_parse(bench_options *o, int argc, char **argv, bool loud);
 
 /* bench_report.c */

@@ -3,26 +3,34 @@
 
 #include "bench.h"
 
+/* What a rank gives or gets: a buffer of `count`; its block of all; all blocks; at the root alone.
+ */
+typedef enum side { NOTHING, WHOLE, OWN, ALL, ROOT_WHOLE, ROOT_ALL } side;
+
 static const struct {
     const char *name;
     bool reduces, varies;
+    side in, out;
 } kinds[BENCH_KINDS] = {
-    [BENCH_ALLREDUCE] = { "allreduce", true, false },
-    [BENCH_REDUCE] = { "reduce", true, false },
-    [BENCH_BROADCAST] = { "broadcast", false, false },
-    [BENCH_ALLGATHER] = { "allgather", false, false },
-    [BENCH_ALLGATHERV] = { "allgatherv", false, true },
-    [BENCH_REDUCE_SCATTER] = { "reduce_scatter", true, false },
-    [BENCH_REDUCE_SCATTERV] = { "reduce_scatterv", true, true },
-    [BENCH_ALLTOALL] = { "alltoall", false, false },
-    [BENCH_ALLTOALLV] = { "alltoallv", false, true },
-    [BENCH_GATHER] = { "gather", false, false },
-    [BENCH_GATHERV] = { "gatherv", false, true },
-    [BENCH_SCATTER] = { "scatter", false, false },
-    [BENCH_SCATTERV] = { "scatterv", false, true },
-    [BENCH_SENDRECV] = { "sendrecv", false, false },
-    [BENCH_PINGPONG] = { "pingpong", false, false },
-    [BENCH_BARRIER] = { "barrier", false, false },
+    [BENCH_ALLREDUCE] = { "allreduce", true, false, WHOLE, WHOLE },
+    [BENCH_REDUCE] = { "reduce", true, false, WHOLE, ROOT_WHOLE },
+    [BENCH_BROADCAST] = { "broadcast", false, false, WHOLE, WHOLE },
+    [BENCH_ALLGATHER] = { "allgather", false, false, OWN, ALL },
+    [BENCH_ALLGATHERV] = { "allgatherv", false, true, OWN, ALL },
+    [BENCH_REDUCE_SCATTER] = { "reduce_scatter", true, false, ALL, OWN },
+    [BENCH_REDUCE_SCATTERV] = { "reduce_scatterv", true, true, ALL, OWN },
+    [BENCH_ALLTOALL] = { "alltoall", false, false, ALL, ALL },
+    [BENCH_ALLTOALLV] = { "alltoallv", false, true, ALL, ALL },
+    [BENCH_GATHER] = { "gather", false, false, OWN, ROOT_ALL },
+    [BENCH_GATHERV] = { "gatherv", false, true, OWN, ROOT_ALL },
+    [BENCH_SCATTER] = { "scatter", false, false, ROOT_ALL, OWN },
+    [BENCH_SCATTERV] = { "scatterv", false, true, ROOT_ALL, OWN },
+    [BENCH_SENDRECV] = { "sendrecv", false, false, WHOLE, WHOLE },
+    [BENCH_PINGPONG] = { "pingpong", false, false, WHOLE, WHOLE },
+    [BENCH_BARRIER] = { "barrier", false, false, NOTHING, NOTHING },
+    [BENCH_SCAN] = { "scan", true, false, WHOLE, WHOLE },
+    [BENCH_EXSCAN] = { "exscan", true, false, WHOLE, WHOLE },
+    [BENCH_WAITALL] = { "waitall", false, false, WHOLE, WHOLE },
 };
 
 const char *bench_kind_name(bench_kind k) {
@@ -31,6 +39,10 @@ const char *bench_kind_name(bench_kind k) {
 
 bool bench_reduces(bench_kind k) {
     return kinds[k].reduces;
+}
+
+int bench_sources(const bench_case *c) {
+    return c->kind == BENCH_SCAN ? c->rank + 1 : c->kind == BENCH_EXSCAN ? c->rank : c->size;
 }
 
 static bool in_blocks(bench_kind k) {
@@ -66,51 +78,26 @@ static void make_counts(bench_case *c) {
     }
 }
 
+static size_t elements(const bench_case *c, side s) {
+    const bool root = c->rank == c->root,
+               none = c->kind == BENCH_PINGPONG && (c->rank ^ 1) >= c->size;
+    const size_t of[] = { [WHOLE] = none ? 0 : c->count, /* an odd last rank has no partner */
+                          [OWN] = bench_block(c, 0, c->rank),
+                          [ALL] = bench_block_at(c, c->rank, c->size),
+                          [ROOT_WHOLE] = root ? c->count : 0,
+                          [ROOT_ALL] = root ? bench_block_at(c, c->rank, c->size) : 0 };
+    return of[s];
+}
+
 /* The size column is the larger side of one rank, as in nccl-tests. */
 void bench_case_open(bench_case *c) {
-    size_t n = c->bytes / dtr_dtype_size(c->dtype), N = (size_t)c->size;
-    bool root = c->rank == c->root;
-    n = n > 0 ? n : 1;
-    c->count = !in_blocks(c->kind) ? n : n / N > 0 ? n / N : 1;
-    size_t mine = bench_block(c, 0, c->rank), all = bench_block_at(c, c->rank, c->size);
-    c->bytes = (in_blocks(c->kind) ? c->count * N : n) * dtr_dtype_size(c->dtype);
-    c->in_count = c->out_count = all;
-    switch (c->kind) {
-    case BENCH_ALLGATHER:
-    case BENCH_ALLGATHERV:
-        c->in_count = mine;
-        break;
-    case BENCH_REDUCE_SCATTER:
-    case BENCH_REDUCE_SCATTERV:
-        c->out_count = mine;
-        break;
-    case BENCH_GATHER:
-    case BENCH_GATHERV:
-        c->in_count = mine;
-        c->out_count = root ? all : 0;
-        break;
-    case BENCH_SCATTER:
-    case BENCH_SCATTERV:
-        c->in_count = root ? all : 0;
-        c->out_count = mine;
-        break;
-    case BENCH_ALLTOALL:
-    case BENCH_ALLTOALLV:
-        break;
-    case BENCH_REDUCE:
-        c->in_count = n;
-        c->out_count = root ? n : 0;
-        break;
-    case BENCH_PINGPONG: /* an odd last rank has no partner */
-        c->in_count = c->out_count = (c->rank ^ 1) < c->size ? n : 0;
-        break;
-    case BENCH_BARRIER:
-        c->in_count = c->out_count = c->count = c->bytes = 0;
-        break;
-    default:
-        c->in_count = c->out_count = n;
-        break;
-    }
+    size_t size = dtr_dtype_size(c->dtype), n = c->bytes / size, N = (size_t)c->size;
+    n = c->kind == BENCH_WAITALL ? n / BENCH_MESSAGES * BENCH_MESSAGES : n;
+    n = n > 0 ? n : c->kind == BENCH_WAITALL ? BENCH_MESSAGES : 1;
+    c->count = kinds[c->kind].in == NOTHING ? 0 : !in_blocks(c->kind) ? n : n / N > 0 ? n / N : 1;
+    c->bytes = (in_blocks(c->kind) ? c->count * N : c->count) * size;
+    c->in_count = elements(c, kinds[c->kind].in);
+    c->out_count = elements(c, kinds[c->kind].out);
     make_counts(c);
 }
 
@@ -128,6 +115,9 @@ double bench_bus_factor(const bench_case *c) {
     case BENCH_REDUCE:
     case BENCH_BROADCAST:
     case BENCH_SENDRECV:
+    case BENCH_SCAN:
+    case BENCH_EXSCAN:
+    case BENCH_WAITALL:
         return 1;
     case BENCH_PINGPONG: /* there and back */
         return 2;

@@ -5,9 +5,9 @@
 
 #include <nccl.h>
 
+#include "backends/nccl/nccl_names.h"
 #include "bench_cuda.h"
 #include "measure_cuda.h"
-#include "nccl/nccl_names.h"
 
 #define MEMBER(f) __typeof__(&f) f;
 #define FIND(f) *(void **)&nccl.f = measure_symbol("dtr-bench", library, #f);
@@ -91,6 +91,7 @@ static bool native_type(dtr_dtype d, ncclDataType_t *t) {
         [DTR_I32] = { true, ncclInt32 },   [DTR_I64] = { true, ncclInt64 },
         [DTR_F16] = { true, ncclFloat16 }, [DTR_BF16] = { true, ncclBfloat16 },
         [DTR_F32] = { true, ncclFloat32 }, [DTR_F64] = { true, ncclFloat64 },
+        [DTR_U32] = { true, ncclUint32 },  [DTR_U64] = { true, ncclUint64 },
     };
     *t = types[d].type;
     return types[d].there;
@@ -103,8 +104,9 @@ static ncclRedOp_t native_op(dtr_op op) {
 
 bool bench_nccl_has(const bench_case *c) {
     ncclDataType_t t;
-    bool whole = c->dtype < DTR_F8E4M3; /* averages of whole numbers differ */
-    return c->kind != BENCH_BARRIER &&
+    bool whole =
+        c->dtype < DTR_F8E4M3 || c->dtype > DTR_C128; /* averages of whole numbers differ */
+    return c->kind < BENCH_BARRIER &&
            (!bench_reduces(c->kind) ||
             (c->op <= DTR_MAX && native_type(c->dtype, &t) && !(c->op == DTR_AVG && whole)));
 }

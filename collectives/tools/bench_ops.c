@@ -10,6 +10,12 @@ static MPI_Datatype mpi_type(dtr_dtype d) {
     switch (d) {
     case DTR_U8:
         return MPI_UINT8_T;
+    case DTR_U16:
+        return MPI_UINT16_T;
+    case DTR_U32:
+        return MPI_UINT32_T;
+    case DTR_U64:
+        return MPI_UINT64_T;
     case DTR_I8:
         return MPI_INT8_T;
     case DTR_I16:
@@ -26,6 +32,10 @@ static MPI_Datatype mpi_type(dtr_dtype d) {
         return MPI_C_FLOAT_COMPLEX;
     case DTR_C128:
         return MPI_C_DOUBLE_COMPLEX;
+    case DTR_F64_INDEX: /* as long, and the lower half of the index lies where MPI's is */
+        return MPI_DOUBLE_INT;
+    case DTR_I64_INDEX:
+        return MPI_LONG_INT;
     default:
         return MPI_DATATYPE_NULL;
     }
@@ -35,14 +45,19 @@ bool bench_has_mpi_type(dtr_dtype d) {
     return mpi_type(d) != MPI_DATATYPE_NULL;
 }
 
-static MPI_Op mpi_op(dtr_op op) { /* the average goes without its division */
-    static const MPI_Op ops[] = { MPI_SUM, MPI_SUM,  MPI_PROD, MPI_MIN,
-                                  MPI_MAX, MPI_BAND, MPI_BOR,  MPI_BXOR };
+static MPI_Op mpi_op(
+    dtr_op op) { /* the average goes without its division, and there is no premul_sum */
+    static const MPI_Op ops[] = { MPI_SUM,  MPI_SUM,  MPI_PROD,   MPI_MIN,   MPI_MAX,
+                                  MPI_BAND, MPI_BOR,  MPI_BXOR,   MPI_SUM,   MPI_LAND,
+                                  MPI_LOR,  MPI_LXOR, MPI_MINLOC, MPI_MAXLOC };
     return ops[op];
 }
 
 /* Movement of a type that MPI lacks: in units of the same size. */
 static MPI_Datatype mpi_unit(dtr_dtype d) {
+    if (d >= DTR_F32_INDEX) {
+        return MPI_C_DOUBLE_COMPLEX;
+    }
     return bench_has_mpi_type(d) ? mpi_type(d) : dtr_dtype_size(d) == 1 ? MPI_UINT8_T : MPI_INT16_T;
 }
 
@@ -69,12 +84,37 @@ static void reduce_mpi(const bench_case *c, const contender *who) {
     case BENCH_REDUCE:
         MPI_Reduce(who->in, who->out, n, t, op, c->root, MPI_COMM_WORLD);
         break;
+    case BENCH_SCAN:
+        MPI_Scan(c->in_place ? MPI_IN_PLACE : who->in, c->in_place ? who->in : who->out, n, t, op,
+                 MPI_COMM_WORLD);
+        break;
+    case BENCH_EXSCAN:
+        MPI_Exscan(c->in_place ? MPI_IN_PLACE : who->in, c->in_place ? who->in : who->out, n, t, op,
+                   MPI_COMM_WORLD);
+        break;
     case BENCH_REDUCE_SCATTER:
         MPI_Reduce_scatter_block(who->in, who->out, n, t, op, MPI_COMM_WORLD);
         break;
     default:
         MPI_Reduce_scatter(who->in, who->out, c->mpi_counts, t, op, MPI_COMM_WORLD);
     }
+}
+
+static char *message(const void *data, dtr_dtype d, size_t count, size_t m) {
+    return (char *)(uintptr_t)data + m * count * dtr_dtype_size(d);
+}
+
+static void wait_all_mpi(const bench_case *c, const contender *who, MPI_Datatype t) {
+    MPI_Request all[2 * BENCH_MESSAGES];
+    const int to = (c->rank + 1) % c->size, from = (c->rank + c->size - 1) % c->size;
+    const size_t n = c->count / BENCH_MESSAGES;
+    for (size_t m = 0; m < BENCH_MESSAGES; m++) {
+        MPI_Irecv(message(who->out, who->dtype, n, m), (int)n, t, from, 0, MPI_COMM_WORLD,
+                  &all[2 * m]);
+        MPI_Isend(message(who->in, who->dtype, n, m), (int)n, t, to, 0, MPI_COMM_WORLD,
+                  &all[2 * m + 1]);
+    }
+    MPI_Waitall(2 * BENCH_MESSAGES, all, MPI_STATUSES_IGNORE);
 }
 
 static void move_mpi(const bench_case *c, const contender *who) {
@@ -118,6 +158,9 @@ static void move_mpi(const bench_case *c, const contender *who) {
             ping_pong_mpi(c, who, t);
         }
         break;
+    case BENCH_WAITALL:
+        wait_all_mpi(c, who, t);
+        break;
     default:
         MPI_Barrier(MPI_COMM_WORLD);
     }
@@ -156,6 +199,10 @@ static dtr_status start_dtr(const bench_case *c, const contender *who, dtr_group
     switch (c->kind) {
     case BENCH_ALLREDUCE:
         return dtr_allreduce(g, in, out, c->op, c->options, work);
+    case BENCH_SCAN:
+        return dtr_scan(g, in, out, c->op, c->options, work);
+    case BENCH_EXSCAN:
+        return dtr_exscan(g, in, out, c->op, c->options, work);
     case BENCH_REDUCE:
         return dtr_reduce(g, in, out, c->op, c->root, c->options, work);
     case BENCH_BROADCAST:
@@ -221,6 +268,25 @@ static void ping_pong_dtr(const bench_case *c, const contender *who, dtr_group *
     }
 }
 
+static void wait_all_dtr(const bench_case *c, const contender *who, dtr_group *g) {
+    dtr_work *all[2 * BENCH_MESSAGES];
+    const int to = (c->rank + 1) % c->size, from = (c->rank + c->size - 1) % c->size;
+    const size_t n = c->count / BENCH_MESSAGES;
+    for (size_t m = 0; m < BENCH_MESSAGES; m++) {
+        dtr_buffer out = { message(who->out, who->dtype, n, m), n, who->dtype, c->device };
+        dtr_buffer in = { message(who->in, who->dtype, n, m), n, who->dtype, c->device };
+        require(dtr_recv(g, out, from, 0, c->options, &all[2 * m]), c);
+        require(dtr_send(g, in, to, 0, c->options, &all[2 * m + 1]), c);
+    }
+    if (c->mode == BENCH_OVERLAP) {
+        compute(c);
+    }
+    require(dtr_work_wait_all(all, 2 * BENCH_MESSAGES, -1), c);
+    for (size_t i = 0; i < 2 * BENCH_MESSAGES; i++) {
+        dtr_work_release(all[i]);
+    }
+}
+
 void bench_call(const bench_case *c, const contender *who, dtr_group *g) {
     dtr_work *work = NULL;
     if (who->nccl) {
@@ -234,6 +300,8 @@ void bench_call(const bench_case *c, const contender *who, dtr_group *g) {
         finish(c, NULL, c->mode == BENCH_OVERLAP);
     } else if (c->kind == BENCH_PINGPONG) {
         ping_pong_dtr(c, who, g);
+    } else if (c->kind == BENCH_WAITALL) {
+        wait_all_dtr(c, who, g);
     } else {
         require(start_dtr(c, who, g, who->async ? &work : NULL), c);
         finish(c, work, c->mode == BENCH_OVERLAP);

@@ -1,14 +1,20 @@
 /* Command line of dtr-bench. */
 #include <getopt.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "bench.h"
+
+const char *const bench_op_names[] = { "sum",  "avg",  "prod",   "min",        "max",
+                                       "band", "bor",  "bxor",   "premul_sum", "land",
+                                       "lor",  "lxor", "minloc", "maxloc",     NULL };
 
 static const char help[] =
     "dtr-bench - times collectives against the MPI beneath, contenders taking turns in one run\n"
     "  mpirun -n 2 --bind-to core dtr-bench [options] [call ...]\n\n"
     "calls: allreduce (default) reduce broadcast allgather(v) reduce_scatter(v) alltoall(v)\n"
-    "  gather(v) scatter(v) barrier, sendrecv (a ring), pingpong (there and back), or all\n\n"
+    "  gather(v) scatter(v) barrier scan exscan, sendrecv (a ring), pingpong (there and back),\n"
+    "  waitall (a ring of 16 messages, waited for together), or all\n\n"
     "  -b, --min SIZE     smallest size in bytes, as 8, 4K, 1M (8)\n"
     "  -e, --max SIZE     largest size (64M)\n"
     "  -f, --factor N     from one size to the next (4)\n"
@@ -16,7 +22,9 @@ static const char help[] =
     "  -d, --dtype LIST   element types, as f32,bf16, or all (f32); reductions of types that MPI "
     "lacks\n"
     "                     are paired with our own f32\n"
-    "  -o, --op NAME      sum avg prod min max band bor bxor (sum); stock MPI sums for avg\n"
+    "  -o, --op NAME      sum avg prod min max band bor bxor land lor lxor minloc maxloc\n"
+    "                     (sum); stock MPI sums for avg; minloc and maxloc take pairs (f64_index,\n"
+    "                     i64_index), stock MPI's of the same size have an index of 32 bits\n"
     "      --root N       of broadcast, reduce, gather and scatter (0)\n"
     "  -r, --rounds N     samples per contender (21)\n"
     "      --calls N      calls in a row per sample (200 up to 4 KiB, fewer above, 1 from 256 "
@@ -33,7 +41,7 @@ static const char help[] =
     "                     what call and wait add to the blocking form of the same memory "
     "(blocking)\n"
     "      --compute NAME overlap: device (leaves the core free) or cpu (device)\n"
-    "      --in-place     allreduce in place\n"
+    "      --in-place     allreduce, scan and exscan in place\n"
     "      --read-back    read the result inside the timing\n"
     "      --no-peer      leave stock MPI out\n"
     "      --no-gauge     do not measure memory bandwidth at both ends; nothing is void\n"
@@ -43,36 +51,12 @@ static const char help[] =
     "for\n"
     "                     DTR_TUNE_FILE, and do nothing else (without the = Open MPI's launcher\n"
     "                     takes the file for its own)\n"
+    "      --strict       tell wrong results and void runs by the exit status too\n"
+    "      --version      version of the library and its MPI\n"
     "  -h, --help         this text\n\n"
-    "Exit status: 0; 1 wrong results or a failure; 2 wrong options; 3 void, the memory bandwidth\n"
-    "before and after the run differs by more than 20 %.\n";
-
-enum { COMPUTE = 256, IN_PLACE, READ_BACK, NO_PEER, NO_GAUGE, THREADS, ROOT, CALLS, TUNE };
-static const struct option table[] = {
-    { "min", 1, NULL, 'b' },
-    { "max", 1, NULL, 'e' },
-    { "factor", 1, NULL, 'f' },
-    { "sizes", 1, NULL, 's' },
-    { "dtype", 1, NULL, 'd' },
-    { "op", 1, NULL, 'o' },
-    { "root", 1, NULL, ROOT },
-    { "rounds", 1, NULL, 'r' },
-    { "calls", 1, NULL, CALLS },
-    { "runs", 1, NULL, 'R' },
-    { "device", 1, NULL, 'D' },
-    { "memory", 1, NULL, 'm' },
-    { "mode", 1, NULL, 'M' },
-    { "compute", 1, NULL, COMPUTE },
-    { "in-place", 0, NULL, IN_PLACE },
-    { "read-back", 0, NULL, READ_BACK },
-    { "no-peer", 0, NULL, NO_PEER },
-    { "no-gauge", 0, NULL, NO_GAUGE },
-    { "threads", 1, NULL, THREADS },
-    { "json", 1, NULL, 'j' },
-    { "tune", 1, NULL, TUNE },
-    { "help", 0, NULL, 'h' },
-    { NULL, 0, NULL, 0 },
-};
+    "A run is void where the memory bandwidth before and after it differs by more than 20 %.\n"
+    "Exit status: 0 when it could measure, whatever came out; 1 a failure; 2 wrong options. With\n"
+    "--strict also 1 for wrong results and 3 for a void run.\n";
 
 /* Next word of a list with commas, copied; false at its end or where a word is too long. */
 static bool next_word(const char **list, char *word, size_t cap) {
@@ -87,7 +71,8 @@ static bool next_word(const char **list, char *word, size_t cap) {
     return true;
 }
 
-static bool take_dtypes(const char *list, bool *dtype) {
+static bool take_dtypes(void *to, const char *list) {
+    bool *dtype = ((bench_options *)to)->dtype;
     char word[16];
     bool all = strcmp(list, "all") == 0;
     for (int d = 0; d < BENCH_DTYPES; d++) {
@@ -106,7 +91,8 @@ static bool take_dtypes(const char *list, bool *dtype) {
     return all || *list == '\0';
 }
 
-static bool take_sizes(const char *list, bench_options *o) {
+static bool take_sizes(void *to, const char *list) {
+    bench_options *o = to;
     char word[24];
     o->n_sizes = 0;
     while (o->n_sizes < BENCH_SIZES && next_word(&list, word, sizeof word)) {
@@ -117,99 +103,74 @@ static bool take_sizes(const char *list, bench_options *o) {
     return o->n_sizes > 0 && *list == '\0';
 }
 
-static bool take_word(bench_options *o, int which) {
-    static const char *const ops[] = { "sum",  "avg", "prod", "min", "max",
-                                       "band", "bor", "bxor", NULL };
-    static const char *const devices[] = { "cpu", "cuda", NULL };
+static bool take_op(void *to, const char *text) {
+    int i = measure_word(text, bench_op_names);
+    ((bench_options *)to)->op = (dtr_op)i;
+    return i >= 0 && i != DTR_PREMUL_SUM;
+}
+
+static bool take_memory(void *to, const char *text) {
     static const char *const memories[] = { "plain", "shared", "both", NULL };
-    static const char *const modes[] = { "blocking", "async", "overlap", "dispatch", NULL };
-    static const char *const computes[] = { "device", "cpu", NULL };
+    bench_options *o = to;
+    int i = measure_word(text, memories);
+    o->plain = i != 1;
+    o->shared = i != 0;
+    return i >= 0;
+}
+
+static bool take_threads(void *to, const char *text) {
     static const char *const levels[] = { "single", "funneled", "serialized", "multiple", NULL };
     static const int threads[] = { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED,
                                    MPI_THREAD_MULTIPLE };
-    const char *const *words = which == 'o'       ? ops
-                               : which == 'D'     ? devices
-                               : which == 'm'     ? memories
-                               : which == 'M'     ? modes
-                               : which == COMPUTE ? computes
-                                                  : levels;
-    int i = measure_word(optarg, words);
-    if (i < 0) {
-        return false;
-    }
-    if (which == 'o') {
-        o->op = (dtr_op)i;
-    } else if (which == 'D') {
-        o->cuda = i == 1;
-    } else if (which == 'm') {
-        o->plain = i != 1;
-        o->shared = i != 0;
-    } else if (which == 'M') {
-        o->mode = (bench_mode)i;
-    } else if (which == COMPUTE) {
-        o->cpu_compute = i == 1;
-    } else {
-        o->threads = threads[i];
-    }
-    return true;
+    int i = measure_word(text, levels);
+    ((bench_options *)to)->threads = i >= 0 ? threads[i] : 0;
+    return i >= 0;
 }
 
-static bool take(void *to, int which) {
-    bench_options *o = to;
-    switch (which) {
-    case 'b':
-        return measure_parse_size(optarg, &o->min_bytes);
-    case 'e':
-        return measure_parse_size(optarg, &o->max_bytes);
-    case 'f':
-        return measure_parse_count(optarg, 2, &o->factor);
-    case 's':
-        return take_sizes(optarg, o);
-    case 'd':
-        return take_dtypes(optarg, o->dtype);
-    case 'r':
-        return measure_parse_count(optarg, 1, &o->rounds);
-    case 'R':
-        return measure_parse_count(optarg, 1, &o->runs);
-    case CALLS:
-        return measure_parse_count(optarg, 1, &o->calls);
-    case ROOT:
-        return measure_parse_count(optarg, 0, &o->root);
-    case IN_PLACE:
-        o->in_place = true;
-        return true;
-    case READ_BACK:
-        o->read_back = true;
-        return true;
-    case NO_PEER:
-        o->peer = false;
-        return true;
-    case NO_GAUGE:
-        o->gauge = false;
-        return true;
-    case 'j':
-        o->json = optarg;
-        return true;
-    case TUNE:
-        o->tune = optarg;
-        return true;
-    default:
-        return take_word(o, which);
-    }
-}
+static const char *const devices[] = { "cpu", "cuda", NULL };
+static const char *const modes[] = { "blocking", "async", "overlap", "dispatch", NULL };
+static const char *const computes[] = { "device", "cpu", NULL };
+
+#define AT(field) .at = offsetof(bench_options, field)
+static const measure_option options[] = {
+    { "min", 'b', MEASURE_SIZE, AT(min_bytes) },
+    { "max", 'e', MEASURE_SIZE, AT(max_bytes) },
+    { "factor", 'f', MEASURE_COUNT, AT(factor), .least = 2 },
+    { "sizes", 's', MEASURE_OTHER, .take = take_sizes },
+    { "dtype", 'd', MEASURE_OTHER, .take = take_dtypes },
+    { "op", 'o', MEASURE_OTHER, .take = take_op },
+    { "root", 0, MEASURE_COUNT, AT(root) },
+    { "rounds", 'r', MEASURE_COUNT, AT(rounds), .least = 1 },
+    { "calls", 0, MEASURE_COUNT, AT(calls), .least = 1 },
+    { "runs", 'R', MEASURE_COUNT, AT(runs), .least = 1 },
+    { "device", 'D', MEASURE_SECOND, AT(cuda), .words = devices },
+    { "memory", 'm', MEASURE_OTHER, .take = take_memory },
+    { "mode", 'M', MEASURE_WORD, AT(mode), .words = modes },
+    { "compute", 0, MEASURE_SECOND, AT(cpu_compute), .words = computes },
+    { "in-place", 0, MEASURE_SET, AT(in_place) },
+    { "read-back", 0, MEASURE_SET, AT(read_back) },
+    { "no-peer", 0, MEASURE_CLEAR, AT(peer) },
+    { "no-gauge", 0, MEASURE_CLEAR, AT(gauge) },
+    { "threads", 0, MEASURE_OTHER, .take = take_threads },
+    { "json", 'j', MEASURE_TEXT, AT(json) },
+    { "tune", 0, MEASURE_TEXT, AT(tune) },
+    { "strict", 0, MEASURE_SET, AT(strict) },
+    { NULL },
+};
 
 static bool take_call(bench_options *o, const char *name) {
     bool found = false;
     for (int k = 0; k < BENCH_KINDS; k++) {
-        bool this = strcmp(name, "all") == 0 || strcmp(name, bench_kind_name((bench_kind)k)) == 0;
+        bool host_only = k == BENCH_SCAN || k == BENCH_EXSCAN || k == BENCH_WAITALL;
+        bool this = (strcmp(name, "all") == 0 && !(o->cuda && host_only)) ||
+                    strcmp(name, bench_kind_name((bench_kind)k)) == 0;
         o->kind[k] = o->kind[k] || this;
         found = found || this;
     }
     return found;
 }
 
-static const measure_command command = { "dtr-bench", help, "b:e:f:s:d:o:r:R:D:m:M:j:h", table,
-                                         take };
+static const measure_command command = { "dtr-bench", help, options };
 
 int bench_parse(bench_options *o, int argc, char **argv, bool loud) {
     int done = measure_parse(&command, o, argc, argv, loud);
@@ -232,6 +193,12 @@ int bench_parse(bench_options *o, int argc, char **argv, bool loud) {
             }
             return 2;
         }
+    }
+    if (o->cuda && o->kind[BENCH_WAITALL]) { /* messages outside of a batch, which NCCL orders */
+        if (loud) {
+            fprintf(stderr, "dtr-bench: waitall is for host memory\n");
+        }
+        return 2;
     }
     return -1;
 }

@@ -7,10 +7,7 @@
 #include "bench.h"
 
 static const char *op_name(bench_kind k, dtr_op op) {
-    static const char *const names[] = {
-        "sum", "avg", "prod", "min", "max", "band", "bor", "bxor"
-    };
-    return bench_reduces(k) ? names[op] : "-";
+    return bench_reduces(k) ? bench_op_names[op] : "-";
 }
 
 /* The column before the peer: what it holds depends on what is measured. */
@@ -33,17 +30,21 @@ static const char *extra_unit(const bench_options *o) {
     return o->mode == BENCH_OVERLAP ? "(%)" : o->mode == BENCH_DISPATCH ? "(us)" : "(time)";
 }
 
+/* Begins with what is between it and the pair before. */
+static void json_pair(const bench_report *r, const char *between, const char *name,
+                      const char *value) {
+    fprintf(r->json, "%s\"%s\": ", between, name);
+    measure_json_text(r->json, value);
+}
+
 static void json_head(const bench_report *r, dtr_world *w) {
     static const char *const modes[] = { "blocking", "async", "overlap", "dispatch" };
     char text[128];
-    fprintf(r->json, "{\"tool\": \"dtr-bench\", \"version\": ");
-    measure_json_text(r->json, dtr_version_string());
+    json_pair(r, "{\"tool\": \"dtr-bench\", ", "version", dtr_version_string());
     measure_mpi_name(text, sizeof text);
-    fprintf(r->json, ", \"mpi\": ");
-    measure_json_text(r->json, text);
+    json_pair(r, ", ", "mpi", text);
     measure_cpu_name(text, sizeof text);
-    fprintf(r->json, ", \"cpu\": ");
-    measure_json_text(r->json, text);
+    json_pair(r, ", ", "cpu", text);
     fprintf(r->json,
             ",\n \"ranks\": %d, \"nodes\": %d, \"mode\": \"%s\", \"read_back\": %s, "
             "\"in_place\": %s, \"rounds\": %d, \"runs\": %d,\n",
@@ -53,12 +54,9 @@ static void json_head(const bench_report *r, dtr_world *w) {
     if (r->o->cuda) {
         dtr_group_info info = DTR_GROUP_INFO_INIT;
         dtr_group_get_info(dtr_world_group(w), &info);
-        fprintf(r->json, " \"device\": ");
-        measure_json_text(r->json, bench_device->name());
-        fprintf(r->json, ", \"backend\": ");
-        measure_json_text(r->json, info.backend_asked);
-        fprintf(r->json, ", \"peer\": ");
-        measure_json_text(r->json, bench_device->peer());
+        json_pair(r, " ", "device", bench_device->name());
+        json_pair(r, ", ", "backend", info.backend_asked);
+        json_pair(r, ", ", "peer", bench_device->peer());
         fprintf(r->json, ",\n");
     }
     fprintf(r->json, " \"rows\": [");
@@ -118,6 +116,15 @@ void bench_report_head(bench_report *r, dtr_world *w) {
     }
 }
 
+/* Microseconds of some samples, and those of a over b's. */
+static double us(const double *samples, const bench_options *o) {
+    return 1e6 * measure_median(samples, o->rounds);
+}
+
+static double added_us(const double *a, const double *b, const bench_options *o) {
+    return 1e6 * measure_difference(a, b, o->rounds);
+}
+
 static void print_or_dash(bool there, int width, int digits, double v) {
     if (there) {
         printf(" %*.*f", width, digits, v);
@@ -132,25 +139,22 @@ static bool extra(const bench_options *o, const bench_case *c, const contender *
     bool dispatch = o->mode == BENCH_DISPATCH && peer != NULL;
     bool f32 = !o->cuda && o->mode < BENCH_OVERLAP && peer != NULL && peer->dtype != c->dtype;
     *value = o->mode == BENCH_OVERLAP ? 100 * who->hidden
-             : dispatch ? 1e6 * measure_difference(who->sample, peer->sample, o->rounds)
-             : f32      ? measure_ratio(who->sample, peer->sample, o->rounds)
-                        : 0;
+             : dispatch               ? added_us(who->sample, peer->sample, o)
+             : f32                    ? measure_ratio(who->sample, peer->sample, o->rounds)
+                                      : 0;
     return o->mode == BENCH_OVERLAP || dispatch || f32;
 }
 
 /* What the calls themselves cost the host, and what this library adds to NCCL's. */
 static void json_device(bench_report *r, const contender *who, const contender *peer) {
-    int rounds = r->o->rounds;
-    fprintf(r->json, ", \"host_us\": %.4f, \"events_us\": %.4f",
-            1e6 * measure_median(who->host, rounds), 1e6 * measure_median(who->events, rounds));
+    fprintf(r->json, ", \"host_us\": %.4f, \"events_us\": %.4f", us(who->host, r->o),
+            us(who->events, r->o));
     if (peer != NULL) {
         fprintf(r->json,
                 ", \"peer_host_us\": %.4f, \"peer_events_us\": %.4f, \"added_us\": %.4f, "
                 "\"added_percent\": %.3f",
-                1e6 * measure_median(peer->host, rounds),
-                1e6 * measure_median(peer->events, rounds),
-                1e6 * measure_difference(who->host, peer->host, rounds),
-                100 * (measure_ratio(who->host, peer->host, rounds) - 1));
+                us(peer->host, r->o), us(peer->events, r->o), added_us(who->host, peer->host, r->o),
+                100 * (measure_ratio(who->host, peer->host, r->o->rounds) - 1));
     }
 }
 
@@ -175,8 +179,7 @@ static void json_row(bench_report *r, const bench_case *c, const contender *who,
     }
     if (peer != NULL) {
         fprintf(r->json, ", \"peer\": \"%s\", \"peer_us\": %.4f, \"ratio\": %.4f", peer->name,
-                1e6 * measure_median(peer->sample, r->o->rounds),
-                measure_ratio(peer->sample, who->sample, r->o->rounds));
+                us(peer->sample, r->o), measure_ratio(peer->sample, who->sample, r->o->rounds));
     }
     fprintf(r->json, "}");
     r->first = false;
@@ -217,19 +220,15 @@ void bench_report_row(bench_report *r, const bench_case *c, const contender *all
            t * 1e6, gbs, gbs * bench_bus_factor(c));
     print_or_dash(who->checked, 7, 0, (double)who->wrong);
     if (r->o->cuda) {
-        int rounds = r->o->rounds;
-        printf(" %9.2f %9.2f", 1e6 * measure_median(who->host, rounds),
-               1e6 * measure_median(who->events, rounds));
-        print_or_dash(peer != NULL, 8, 2,
-                      peer != NULL ? 1e6 * measure_difference(who->host, peer->host, rounds) : 0);
+        printf(" %9.2f %9.2f", us(who->host, r->o), us(who->events, r->o));
+        print_or_dash(peer != NULL, 8, 2, peer != NULL ? added_us(who->host, peer->host, r->o) : 0);
     }
     if (has_extra(r->o)) {
         bool there = extra(r->o, c, who, peer, &value);
         print_or_dash(there, 8, 2, value);
     }
     printf(" %-8s", peer != NULL ? peer->name : "-");
-    print_or_dash(peer != NULL, 11, 2,
-                  peer != NULL ? 1e6 * measure_median(peer->sample, r->o->rounds) : 0);
+    print_or_dash(peer != NULL, 11, 2, peer != NULL ? us(peer->sample, r->o) : 0);
     print_or_dash(peer != NULL, 7, 2,
                   peer != NULL ? measure_ratio(peer->sample, who->sample, r->o->rounds) : 0);
     printf("\n");
@@ -285,7 +284,7 @@ void bench_report_end(bench_report *r, const double *gauge, bool calm) {
     if (r->o->gauge) {
         measure_print_gauge(gauge[0], gauge[1], calm);
     }
-    printf("# wrong elements: %zu\n", r->wrong);
+    printf("# %s elements: %zu\n", r->wrong > 0 ? "WRONG" : "wrong", r->wrong);
     if (r->json != NULL) {
         fprintf(r->json, "\n ],\n \"gauge_gbs\": [%.3f, %.3f], \"void\": %s, \"wrong\": %zu\n}\n",
                 gauge[0] * 1e-9, gauge[1] * 1e-9, calm ? "false" : "true", r->wrong);

@@ -11,7 +11,7 @@
 enum {
     SLICED_FROM = 4, /* ranks of a node; more may reduce by slices, `slices` counts those beyond */
     LEAST = 64 << 10,
-    LEAST_SHARED = 12 << 10, /* below, results of the posts' way are read back faster */
+    LEAST_SHARED = 12 << 10, /* below, results of the way through slots are read back faster */
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */
@@ -92,9 +92,9 @@ static double once(const tuner *t, const tuned *a, bench_kind kind, size_t nbyte
     if (s != DTR_OK) {
         stop(dtr_last_error_message());
     }
-    double mine = (measure_now() - from) / calls, slowest = 0;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, t->node);
-    return slowest;
+    double seconds = (measure_now() - from) / calls;
+    MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, t->node);
+    return seconds;
 }
 
 /* How many times faster the second way is. */
@@ -205,8 +205,8 @@ static const contest copied = { "cma_copy", "stream=0",      "cma_copy=1",    fa
                                 true,       BENCH_ALLGATHER, DTR_MEM_DEFAULT, LEAST };
 static const contest sent = { "cma_p2p", "cma_p2p=never", "cma_p2p=1",     true,
                               true,      BENCH_SENDRECV,  DTR_MEM_DEFAULT, LEAST };
-static const contest past = { "stream", "stream=never",  "stream=1",     false,
-                              false,    BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST };
+static const contest nontemporal = { "stream", "stream=never",  "stream=1",     false,
+                                     false,    BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST };
 static const contest zero = { "zero_copy", "zero_copy=never", "zero_copy=1",  false,
                               false,       BENCH_ALLREDUCE,   DTR_MEM_SHARED, LEAST_SHARED };
 static const contest sliced = { "slices", "slices=never",  "slices=0",      false,
@@ -216,7 +216,7 @@ static const contest sliced = { "slices", "slices=never",  "slices=0",      fals
 static void measure_all(const tuner *t, FILE *to, int ranks) {
     const span attached = winning(t, &reduced);
     const size_t cma_copy = crossing(t, &copied), cma_p2p = crossing(t, &sent);
-    const size_t stream = crossing(t, &past), zero_copy = crossing(t, &zero);
+    const size_t stream = crossing(t, &nontemporal), zero_copy = crossing(t, &zero);
     const size_t slices = ranks > SLICED_FROM ? crossing(t, &sliced) : 0;
     const size_t chunk = best_piece(t, "chunk", "", false, 128 << 10, 32 << 10, 512 << 10);
     const size_t cma_piece =

@@ -11,7 +11,7 @@
 
 /* ---- contenders ---- */
 
-static void *room(dtr_world *w, dtr_device d, dtr_mem kind, size_t nbytes) {
+static void *take_memory(dtr_world *w, dtr_device d, dtr_mem kind, size_t nbytes) {
     void *p = NULL;
     if (dtr_alloc(w, d, kind, nbytes, &p) != DTR_OK) {
         fprintf(stderr, "dtr-bench: %s\n", dtr_last_error_message());
@@ -36,10 +36,10 @@ static int add(contenders *to, const bench_options *o, const bench_case *c, dtr_
     size_t size = dtr_dtype_size(who.dtype), rounds = (size_t)o->rounds * sizeof *who.sample;
     size_t in = c->in_count * size + 64, out = c->out_count * size + 64;
     dtr_mem kind = who.shared ? DTR_MEM_SHARED : DTR_MEM_DEFAULT;
-    who.in = room(w, c->device, kind, in);
-    who.out = room(w, c->device, kind, out);
-    who.fresh = o->cuda ? room(w, cpu, DTR_MEM_PINNED, in) : bench_memory(in);
-    who.back = o->cuda ? room(w, cpu, DTR_MEM_PINNED, in > out ? in : out) : NULL;
+    who.in = take_memory(w, c->device, kind, in);
+    who.out = take_memory(w, c->device, kind, out);
+    who.fresh = o->cuda ? take_memory(w, cpu, DTR_MEM_PINNED, in) : bench_memory(in);
+    who.back = o->cuda ? take_memory(w, cpu, DTR_MEM_PINNED, in > out ? in : out) : NULL;
     who.sample = bench_memory(rounds);
     who.host = bench_memory(rounds);
     who.events = bench_memory(rounds);
@@ -48,68 +48,53 @@ static int add(contenders *to, const bench_options *o, const bench_case *c, dtr_
     return to->n++;
 }
 
-/* On a device: one contender, beside NCCL itself or its own blocking form. */
-static contenders gather_on_device(const bench_options *o, const bench_case *c, dtr_world *w) {
-    contenders to = { .n = 0 };
-    contender who = { .name = "cuda", .peer = -1, .dtype = c->dtype, .shown = true };
-    int peer = -1;
-    if (o->peer && c->mode == BENCH_DISPATCH) {
-        peer = add(&to, o, c, w, (contender){ .name = "inline", .peer = -1, .dtype = c->dtype });
-    } else if (o->peer && c->mode != BENCH_OVERLAP && bench_device->has_peer(c)) {
-        peer = add(&to, o, c, w,
-                   (contender){ .name = "nccl", .nccl = true, .peer = -1, .dtype = c->dtype });
-    }
-    who.peer = peer;
-    who.async = c->mode != BENCH_BLOCKING;
-    add(&to, o, c, w, who);
-    return to;
-}
-
-/* The blocking form is the peer in dispatch mode; our own float32 for reductions of types that MPI
- * lacks; else stock MPI, one for both kinds of memory. */
-static void add_memory(contenders *to, const bench_options *o, const bench_case *c, dtr_world *w,
-                       bool shared, int mpi) {
-    bool own = !bench_has_mpi_type(c->dtype) && bench_reduces(c->kind);
-    bool async = c->mode != BENCH_BLOCKING;
-    int peer = mpi;
-    contender who = { .name = shared ? "shared" : "plain",
+/* A contender with a row, in one kind of memory, behind the peer that it is paired with: in
+ * dispatch mode its own blocking form, for reductions of types that MPI lacks its own float32, else
+ * `peer`. */
+static void add_with_peer(contenders *to, const bench_options *o, const bench_case *c, dtr_world *w,
+                          bool shared, int peer) {
+    bool own = !o->cuda && !bench_has_mpi_type(c->dtype) && bench_reduces(c->kind);
+    const char *name = o->cuda ? "cuda" : shared ? "shared" : "plain";
+    contender who = { .name = name,
                       .shared = shared,
-                      .async = async,
+                      .async = c->mode != BENCH_BLOCKING,
                       .peer = -1,
                       .dtype = c->dtype };
+    contender beside = who;
     if (o->peer && c->mode == BENCH_DISPATCH) {
-        who.name = shared ? "inline shared" : "inline plain";
-        who.async = false;
-        peer = add(to, o, c, w, who);
+        beside.name = o->cuda ? "inline" : shared ? "inline shared" : "inline plain";
+        beside.async = false;
+        peer = add(to, o, c, w, beside);
     } else if (o->peer && own && dtr_op_supports(c->op, DTR_F32)) {
-        who.name = shared ? "shared f32" : "plain f32";
-        who.dtype = DTR_F32;
-        peer = add(to, o, c, w, who);
+        beside.name = shared ? "shared f32" : "plain f32";
+        beside.dtype = DTR_F32;
+        peer = add(to, o, c, w, beside);
     }
-    who.name = shared ? "shared" : "plain";
-    who.dtype = c->dtype;
-    who.async = async;
     who.shown = true;
     who.peer = peer;
     add(to, o, c, w, who);
 }
 
+/* Stock MPI is one peer for both kinds of memory; on a device it is NCCL itself. */
 static contenders gather_contenders(const bench_options *o, const bench_case *c, dtr_world *w) {
     contenders to = { .n = 0 };
     bool own = !bench_has_mpi_type(c->dtype) && bench_reduces(c->kind);
-    int mpi = -1;
-    if (o->cuda) {
-        return gather_on_device(o, c, w);
+    bool nccl = o->cuda && c->mode != BENCH_OVERLAP && bench_device->has_peer(c);
+    bool mpi = !o->cuda && !own && c->count <= INT_MAX / (size_t)c->size;
+    int peer = -1;
+    if (o->peer && c->mode != BENCH_DISPATCH && (nccl || mpi)) {
+        peer = add(&to, o, c, w,
+                   (contender){ .name = nccl ? "nccl" : "mpi",
+                                .mpi = mpi,
+                                .nccl = nccl,
+                                .peer = -1,
+                                .dtype = c->dtype });
     }
-    if (o->peer && c->mode != BENCH_DISPATCH && !own && c->count <= INT_MAX / (size_t)c->size) {
-        mpi = add(&to, o, c, w,
-                  (contender){ .name = "mpi", .mpi = true, .peer = -1, .dtype = c->dtype });
+    if (o->plain || o->cuda) {
+        add_with_peer(&to, o, c, w, false, peer);
     }
-    if (o->plain) {
-        add_memory(&to, o, c, w, false, mpi);
-    }
-    if (o->shared) {
-        add_memory(&to, o, c, w, true, mpi);
+    if (o->shared && !o->cuda) {
+        add_with_peer(&to, o, c, w, true, peer);
     }
     return to;
 }
@@ -204,7 +189,7 @@ static void bench_sizes(bench_report *r, bench_kind k, dtr_dtype d, dtr_world *w
                          .size = dtr_world_size(w),
                          .device = dtr_world_device(w),
                          .options = o->cuda ? bench_device->options() : NULL };
-        c.in_place = o->in_place && k == BENCH_ALLREDUCE;
+        c.in_place = o->in_place && (k == BENCH_ALLREDUCE || k == BENCH_SCAN || k == BENCH_EXSCAN);
         if (more) {
             bench_one(r, c, w);
         }
@@ -215,7 +200,8 @@ static void bench_sizes(bench_report *r, bench_kind k, dtr_dtype d, dtr_world *w
 static void bench_all(bench_report *r, dtr_world *w) {
     bool alone = dtr_world_size(w) == 1;
     for (int k = 0; k < BENCH_KINDS; k++) {
-        bool first = true, skip = alone && (k == BENCH_SENDRECV || k == BENCH_PINGPONG);
+        bool first = true,
+             skip = alone && (k == BENCH_SENDRECV || k == BENCH_PINGPONG || k == BENCH_WAITALL);
         for (int d = 0; r->o->kind[k] && !skip && d < BENCH_DTYPES; d++) {
             bool legal = !bench_reduces((bench_kind)k) || dtr_op_supports(r->o->op, (dtr_dtype)d);
             if (r->o->dtype[d] && legal && (first || k != BENCH_BARRIER)) {
@@ -254,7 +240,7 @@ static int run(const bench_options *o, dtr_world *w) {
     if (r.json != NULL) {
         fclose(r.json);
     }
-    return r.wrong > 0 ? 1 : calm ? 0 : 3;
+    return measure_status("dtr-bench", o->strict, talk, r.wrong, calm);
 }
 
 static int run_in_world(const bench_options *o, bool loud) {

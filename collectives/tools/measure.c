@@ -1,4 +1,6 @@
 /* Clock, medians, memory gauge and numbers for the measuring programs. */
+#include <dtr/version.h>
+
 #include "measure.h"
 
 #include <getopt.h>
@@ -19,7 +21,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double *room_for(int n) {
+static double *samples_for(int n) {
     double *values = malloc((size_t)n * sizeof *values);
     if (values == NULL) {
         fprintf(stderr, "no memory for %d samples\n", n);
@@ -37,25 +39,25 @@ static double median_and_free(double *values, int n) {
 }
 
 double measure_median(const double *values, int n) {
-    double *copy = room_for(n);
+    double *copy = samples_for(n);
     memcpy(copy, values, (size_t)n * sizeof *copy);
     return median_and_free(copy, n);
 }
 
-double measure_ratio(const double *above, const double *below, int n) {
-    double *ratio = room_for(n);
+static double paired(const double *a, const double *b, int n, bool ratio) {
+    double *both = samples_for(n);
     for (int i = 0; i < n; i++) {
-        ratio[i] = above[i] / below[i];
+        both[i] = ratio ? a[i] / b[i] : a[i] - b[i];
     }
-    return median_and_free(ratio, n);
+    return median_and_free(both, n);
+}
+
+double measure_ratio(const double *above, const double *below, int n) {
+    return paired(above, below, n, true);
 }
 
 double measure_difference(const double *a, const double *b, int n) {
-    double *difference = room_for(n);
-    for (int i = 0; i < n; i++) {
-        difference[i] = a[i] - b[i];
-    }
-    return median_and_free(difference, n);
+    return paired(a, b, n, false);
 }
 
 double measure_slowest(double mine) {
@@ -156,33 +158,92 @@ int measure_word(const char *text, const char *const *words) {
     return -1;
 }
 
-static void say_bad_option(const measure_command *c, int which) {
-    const struct option *o = c->table;
-    while (o->name != NULL && o->val != which) {
+static bool take(const measure_option *o, void *options, const char *text) {
+    void *to = (char *)options + o->at;
+    int i = o->words != NULL ? measure_word(text, o->words) : 0;
+    switch (o->kind) {
+    case MEASURE_SET:
+    case MEASURE_CLEAR:
+        *(bool *)to = o->kind == MEASURE_SET;
+        return true;
+    case MEASURE_TEXT:
+        *(const char **)to = text;
+        return true;
+    case MEASURE_SIZE:
+        return measure_parse_size(text, to) && *(size_t *)to >= (size_t)o->least;
+    case MEASURE_COUNT:
+        return measure_parse_count(text, o->least, to);
+    case MEASURE_WORD:
+        *(int *)to = i;
+        return i >= 0;
+    case MEASURE_SECOND:
+        *(bool *)to = i == 1;
+        return i >= 0;
+    case MEASURE_OTHER:
+        return o->take(options, text);
+    }
+    return false;
+}
+
+/* What getopt_long wants to know: `which` of an option is its place from 1000 on, or its short
+ * name. */
+enum { PLACE = 1000, HELP = 'h', VERSION = 999 };
+static void for_getopt(const measure_option *o, struct option *table, char *short_names) {
+    for (int i = 0; o[i].name != NULL; i++) {
+        bool value = o[i].kind != MEASURE_SET && o[i].kind != MEASURE_CLEAR;
+        *table++ = (struct option){ o[i].name, value, NULL, PLACE + i };
+        if (o[i].short_name != 0) {
+            *short_names++ = o[i].short_name;
+            *short_names = ':';
+            short_names += value;
+        }
+    }
+    *table++ = (struct option){ "version", 0, NULL, VERSION };
+    *table++ = (struct option){ "help", 0, NULL, HELP };
+    *table = (struct option){ NULL, 0, NULL, 0 };
+    memcpy(short_names, "h", 2);
+}
+
+static const measure_option *option_of(const measure_command *c, int which) {
+    const measure_option *o = c->options;
+    while (which < PLACE && o->short_name != which) {
         o++;
     }
-    fprintf(stderr, "%s: --%s does not take \"%s\"; see --help\n", c->program,
-            o->name != NULL ? o->name : "?", optarg);
+    return which < PLACE ? o : &o[which - PLACE];
 }
 
 int measure_parse(const measure_command *c, void *to, int argc, char **argv, bool loud) {
+    struct option table[MEASURE_OPTIONS + 3];
+    char short_names[2 * MEASURE_OPTIONS + 2];
     int which = 0;
+    for_getopt(c->options, table, short_names);
     opterr = loud;
-    while ((which = getopt_long(argc, argv, c->letters, c->table, NULL)) != -1) {
-        if (which == 'h') {
+    while ((which = getopt_long(argc, argv, short_names, table, NULL)) != -1) {
+        if (which == HELP || which == VERSION) {
             if (loud) {
-                fputs(c->help, stdout);
+                fputs(which == HELP ? c->help : dtr_version_string(), stdout);
+                fputs(which == HELP ? "" : "\n", stdout);
             }
             return 0;
         }
-        if (which == '?' || !c->take(to, which)) {
-            if (loud && which != '?') {
-                say_bad_option(c, which);
+        const measure_option *o = which != '?' ? option_of(c, which) : NULL;
+        if (o == NULL || !take(o, to, optarg)) {
+            if (loud && o != NULL) {
+                fprintf(stderr, "%s: --%s does not take \"%s\"; see --help\n", c->program, o->name,
+                        optarg);
             }
             return 2;
         }
     }
     return -1;
+}
+
+int measure_status(const char *program, bool strict, bool talk, size_t wrong, bool calm) {
+    if (talk && wrong > 0) {
+        fprintf(stderr, "%s: WRONG: %zu elements of results were not what they must be\n", program,
+                wrong);
+    }
+    return !strict ? 0 : wrong > 0 ? 1 : calm ? 0 : 3;
 }
 
 void measure_mpi_name(char *name, size_t cap) {

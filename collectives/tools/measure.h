@@ -29,15 +29,40 @@ bool measure_speaks(void);
 /* Index of a word in a list that ends with NULL; -1: not there. */
 int measure_word(const char *text, const char *const *words);
 
-/* Command line of a measuring program. take reads optarg and says whether it is a value. */
-struct option;
+/* What an option's value is, and the type of what lies at `at`. */
+typedef enum measure_kind {
+    MEASURE_SET,    /* no value: a bool becomes true, */
+    MEASURE_CLEAR,  /* ... or false */
+    MEASURE_TEXT,   /* const char * */
+    MEASURE_SIZE,   /* size_t, at least `least` */
+    MEASURE_COUNT,  /* int, at least `least` */
+    MEASURE_WORD,   /* int: its place among `words` */
+    MEASURE_SECOND, /* bool: the second of two `words` */
+    MEASURE_OTHER   /* `take` says whether it is a value */
+} measure_kind;
+typedef struct measure_option {
+    const char *name;
+    char short_name; /* 0: none */
+    measure_kind kind;
+    size_t at; /* in the program's options */
+    int least;
+    const char *const *words;
+    bool (*take)(void *to, const char *text);
+} measure_option;
+
+/* Command line of a measuring program; --help and --version are in every one. */
 typedef struct measure_command {
-    const char *program, *help, *letters;
-    const struct option *table;
-    bool (*take)(void *to, int which);
+    const char *program, *help;
+    const measure_option *options; /* MEASURE_OPTIONS at most; the last has no name */
 } measure_command;
-/* -1: go on at optind; else the exit status. Prints help and what is wrong only if loud. */
+enum { MEASURE_OPTIONS = 30 };
+/* -1: go on at optind; else the exit status. Prints help, version and what is wrong only if loud.
+ */
 int measure_parse(const measure_command *c, void *to, int argc, char **argv, bool loud);
+
+/* Exit status of a program that could measure: 0, and only if strict 1 for wrong results and 3
+ * where the machine was not calm. Wrong results are reported on stderr in any case. */
+int measure_status(const char *program, bool strict, bool talk, size_t wrong, bool calm);
 
 /* The name and version of MPI, without what follows the first comma. */
 void measure_mpi_name(char *name, size_t cap);

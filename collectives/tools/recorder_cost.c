@@ -8,22 +8,23 @@
 
 #include <dtr/coll.h>
 #include <dtr/mpi.h>
+#include <dtr/version.h>
 
 #include "measure.h"
-#include "rt_world.h"
+#include "world/world.h"
 
 enum { CALLS = 500 };
 
 static const char help[] =
     "dtr-recorder-cost - the flight recorder's share of an allreduce of 8 bytes\n"
-    "  mpirun -n 2 --bind-to core dtr-recorder-cost [--rounds N] [--json FILE]\n\n"
+    "  mpirun -n 2 --bind-to core dtr-recorder-cost [--rounds N] [--json FILE | --version]\n\n"
     "Times calls that leave a record and calls that leave none in turn, and prints the median of\n"
     "the differences and of their shares of the whole call.\n";
 
 static double time_calls(dtr_world *w, bool recorded) {
     float in[2] = { 1, 2 }, out[2];
     dtr_group *g = dtr_world_group(w);
-    w->unrecorded = !recorded;
+    w->recording.unrecorded = !recorded;
     MPI_Barrier(MPI_COMM_WORLD);
     double start = measure_now();
     for (int i = 0; i < CALLS; i++) {
@@ -78,7 +79,7 @@ static int run(int rounds, const char *path) {
         without[i] = time_calls(w, false);
         with[i] = first ? with[i] : time_calls(w, true);
     }
-    w->unrecorded = false;
+    w->recording.unrecorded = false;
     if (dtr_world_rank(w) == 0) {
         status = report(with, without, cost, rounds, path);
     }
@@ -100,9 +101,12 @@ int main(int argc, char **argv) {
                    measure_parse_count(argv[i + 1], 1, &rounds)) {
             i++;
         } else {
+            bool version = strcmp(argv[i], "--version") == 0;
             bool asked = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
-            status = asked ? 0 : 2;
-            if (rank == 0 && asked) {
+            status = asked || version ? 0 : 2;
+            if (rank == 0 && version) {
+                puts(dtr_version_string());
+            } else if (rank == 0 && asked) {
                 fputs(help, stdout);
             } else if (rank == 0) {
                 fprintf(stderr, "dtr-recorder-cost: cannot make sense of \"%s\"; see --help\n",

@@ -14,7 +14,7 @@ typedef struct ddp_bench_options {
     const char *model, *hook, *json;
     size_t bucket_bytes, first_bytes;
     int steps, warmup, runs;
-    bool view, copy, peer, gauge, has_reduce_dtype,
+    bool view, copy, peer, gauge, strict, has_reduce_dtype,
         list;    /* view and copy: as asked for, then as it is */
     bool cuda;   /* parameters and gradients in device memory, and times by events there */
     int builtin; /* dtr_ddp_builtin, -1: none */

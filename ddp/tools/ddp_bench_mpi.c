@@ -7,7 +7,7 @@
 #include "ddp_bench.h"
 
 void peer_open(mpi_peer *p, const dtr_plan *plan, size_t n_params, bool view) {
-    p->n = dtr_plan_n_buckets(plan);
+    p->n = dtr_plan_bucket_count(plan);
     p->buckets = bench_memory(p->n * sizeof *p->buckets);
     p->left = bench_memory(p->n * sizeof *p->left);
     p->bucket_of = bench_memory(n_params * sizeof *p->bucket_of);

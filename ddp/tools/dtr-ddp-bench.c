@@ -1,6 +1,7 @@
 /* dtr-ddp-bench: gradient averaging of a whole model against plain MPI_Allreduce of its buckets. */
 #include <getopt.h>
 #include <mpi.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ static const char help[] =
     "  -d, --reduce-dtype NAME   element type of buckets and communication, as bf16 (f32)\n"
     "  -k, --hook NAME       none allreduce fp16 bf16 q8 powersgd (none)\n"
     "  -s, --steps N         samples per contender and phase (11)\n"
-    "  -w, --warmup N        steps before that (3)\n"
+    "  -w, --warmup N        steps before that, at least 2 (3)\n"
     "  -R, --runs N          times the whole is run (1)\n"
     "  -c, --compute NAME    backward is device (the core is free meanwhile), cpu (arithmetic in "
     "the\n"
@@ -36,29 +37,20 @@ static const char help[] =
     "  -j, --json FILE       write the figures as JSON too\n"
     "  -l, --list            print the model's parameters, in the form that --model reads, and "
     "end\n"
+    "      --strict          tell wrong results and void runs by the exit status too\n"
+    "      --version         version of the library and its MPI\n"
     "  -h, --help            this text\n\n"
     "Phases: \"sync\" hands over all gradients at once, \"backward\" one by one as compute makes "
     "them.\n"
-    "Exit status: 0; 1 wrong results or a failure; 2 wrong options; 3 void, the memory bandwidth\n"
-    "before and after differs by more than 20 %.\n";
+    "A run is void where the memory bandwidth before and after it differs by more than 20 %.\n"
+    "Exit status: 0 when it could measure, whatever came out; 1 a failure; 2 wrong options. With\n"
+    "--strict also 1 for wrong results and 3 for a void run.\n";
 
-enum { FIRST = 256, NO_PEER, NO_GAUGE };
-static const struct option table[] = {
-    { "model", 1, NULL, 'm' },       { "device", 1, NULL, 'D' },
-    { "bucket", 1, NULL, 'b' },      { "first-bucket", 1, NULL, FIRST },
-    { "grads", 1, NULL, 'g' },       { "reduce-dtype", 1, NULL, 'd' },
-    { "hook", 1, NULL, 'k' },        { "steps", 1, NULL, 's' },
-    { "warmup", 1, NULL, 'w' },      { "runs", 1, NULL, 'R' },
-    { "compute", 1, NULL, 'c' },     { "compute-ms", 1, NULL, 't' },
-    { "no-peer", 0, NULL, NO_PEER }, { "json", 1, NULL, 'j' },
-    { "list", 0, NULL, 'l' },        { "no-gauge", 0, NULL, NO_GAUGE },
-    { "help", 0, NULL, 'h' },        { NULL, 0, NULL, 0 },
-};
-
-static bool take_dtype(ddp_bench_options *o) {
+static bool take_dtype(void *to, const char *text) {
+    ddp_bench_options *o = to;
     static const dtr_dtype floats[] = { DTR_F16, DTR_BF16, DTR_F32, DTR_F64 };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
-        if (strcmp(optarg, dtr_dtype_name(floats[i])) == 0) {
+        if (strcmp(text, dtr_dtype_name(floats[i])) == 0) {
             o->reduce_dtype = floats[i];
             o->has_reduce_dtype = floats[i] != DTR_F32;
             return true;
@@ -67,13 +59,14 @@ static bool take_dtype(ddp_bench_options *o) {
     return false;
 }
 
-static bool take_hook(ddp_bench_options *o) {
+static bool take_hook(void *to, const char *text) {
+    ddp_bench_options *o = to;
     static const char *const names[] = {
         "none", "allreduce", "fp16", "bf16", "q8", "powersgd", NULL
     };
     static const int hooks[] = { -1,          DTR_HOOK_ALLREDUCE, DTR_HOOK_FP16, DTR_HOOK_BF16,
                                  DTR_HOOK_Q8, DTR_HOOK_POWERSGD };
-    int i = measure_word(optarg, names);
+    int i = measure_word(text, names);
     if (i >= 0) {
         o->hook = names[i];
         o->builtin = hooks[i];
@@ -81,71 +74,49 @@ static bool take_hook(ddp_bench_options *o) {
     return i >= 0;
 }
 
-static bool take_milliseconds(ddp_bench_options *o) {
-    char *end = NULL;
-    double ms = strtod(optarg, &end);
-    o->compute_s = ms * 1e-3;
-    return end != optarg && *end == '\0' && ms >= 0 && ms <= 1e6;
-}
-
-static bool take(void *to, int which) {
+static bool take_milliseconds(void *to, const char *text) {
     ddp_bench_options *o = to;
-    static const char *const computes[] = { "device", "cpu", "none", NULL };
-    static const char *const grads[] = { "view", "copy", NULL };
-    static const char *const devices[] = { "cpu", "cuda", NULL };
-    int i = 0;
-    switch (which) {
-    case 'm':
-        o->model = optarg;
-        return true;
-    case 'D':
-        i = measure_word(optarg, devices);
-        o->cuda = i == 1;
-        return i >= 0;
-    case 'b':
-        return measure_parse_size(optarg, &o->bucket_bytes) && o->bucket_bytes > 0;
-    case FIRST:
-        return measure_parse_size(optarg, &o->first_bytes) && o->first_bytes > 0;
-    case 'g':
-        i = measure_word(optarg, grads);
-        o->view = i == 0;
-        o->copy = i == 1;
-        return i >= 0;
-    case 'd':
-        return take_dtype(o);
-    case 'k':
-        return take_hook(o);
-    case 's':
-        return measure_parse_count(optarg, 1, &o->steps);
-    case 'w':
-        return measure_parse_count(optarg, 2, &o->warmup);
-    case 'R':
-        return measure_parse_count(optarg, 1, &o->runs);
-    case 'c':
-        i = measure_word(optarg, computes);
-        o->compute = (compute_kind)i;
-        return i >= 0;
-    case 't':
-        return take_milliseconds(o);
-    case NO_PEER:
-        o->peer = false;
-        return true;
-    case NO_GAUGE:
-        o->gauge = false;
-        return true;
-    case 'j':
-        o->json = optarg;
-        return true;
-    case 'l':
-        o->list = true;
-        return true;
-    default:
-        return false;
-    }
+    char *end = NULL;
+    double ms = strtod(text, &end);
+    o->compute_s = ms * 1e-3;
+    return end != text && *end == '\0' && ms >= 0 && ms <= 1e6;
 }
 
-static const measure_command command = { "dtr-ddp-bench", help, "m:D:b:g:d:k:s:w:R:c:t:j:lh", table,
-                                         take };
+static bool take_grads(void *to, const char *text) {
+    static const char *const grads[] = { "view", "copy", NULL };
+    ddp_bench_options *o = to;
+    int i = measure_word(text, grads);
+    o->view = i == 0;
+    o->copy = i == 1;
+    return i >= 0;
+}
+
+static const char *const computes[] = { "device", "cpu", "none", NULL };
+static const char *const devices[] = { "cpu", "cuda", NULL };
+
+#define AT(field) .at = offsetof(ddp_bench_options, field)
+static const measure_option options[] = {
+    { "model", 'm', MEASURE_TEXT, AT(model) },
+    { "device", 'D', MEASURE_SECOND, AT(cuda), .words = devices },
+    { "bucket", 'b', MEASURE_SIZE, AT(bucket_bytes), .least = 1 },
+    { "first-bucket", 0, MEASURE_SIZE, AT(first_bytes), .least = 1 },
+    { "grads", 'g', MEASURE_OTHER, .take = take_grads },
+    { "reduce-dtype", 'd', MEASURE_OTHER, .take = take_dtype },
+    { "hook", 'k', MEASURE_OTHER, .take = take_hook },
+    { "steps", 's', MEASURE_COUNT, AT(steps), .least = 1 },
+    { "warmup", 'w', MEASURE_COUNT, AT(warmup), .least = 2 },
+    { "runs", 'R', MEASURE_COUNT, AT(runs), .least = 1 },
+    { "compute", 'c', MEASURE_WORD, AT(compute), .words = computes },
+    { "compute-ms", 't', MEASURE_OTHER, .take = take_milliseconds },
+    { "no-peer", 0, MEASURE_CLEAR, AT(peer) },
+    { "no-gauge", 0, MEASURE_CLEAR, AT(gauge) },
+    { "json", 'j', MEASURE_TEXT, AT(json) },
+    { "list", 'l', MEASURE_SET, AT(list) },
+    { "strict", 0, MEASURE_SET, AT(strict) },
+    { NULL },
+};
+
+static const measure_command command = { "dtr-ddp-bench", help, options };
 
 /* -1: go on; else the exit status. */
 static int parse(ddp_bench_options *o, int argc, char **argv, bool loud) {
@@ -210,7 +181,7 @@ static int run(const ddp_bench_options *o, model m, dtr_world *w, FILE *json) {
         }
     }
     bench_close(&b);
-    return wrong > 0 ? 1 : calm ? 0 : 3;
+    return measure_status("dtr-ddp-bench", o->strict, talk, wrong, calm);
 }
 
 /* Every rank reads the model, so that a file missing on one host is reported before anything runs.

@@ -366,6 +366,21 @@ void gpt_backward(gpt *g, const uint8_t *tokens, const uint8_t *target, gpt_read
 
 /* ---- optimizer, sampling, hash ---- */
 
+void gpt_clip(gpt *g, float max_norm) {
+    double sum = 0;
+    for (size_t i = 0; i < g->n_params; i++) {
+        for (size_t k = 0; k < g->params[i].count; k++) {
+            sum += (double)g->params[i].grad[k] * (double)g->params[i].grad[k];
+        }
+    }
+    double norm = sqrt(sum);
+    for (size_t i = 0; i < g->n_params && norm > (double)max_norm; i++) {
+        for (size_t k = 0; k < g->params[i].count; k++) {
+            g->params[i].grad[k] *= (float)((double)max_norm / norm);
+        }
+    }
+}
+
 void gpt_adamw(gpt *g, float *m, float *v, long step, float rate) {
     const float beta1 = 0.9f, beta2 = 0.95f, decay = 0.01f;
     float fix1 = 1.0f - powf(beta1, (float)step), fix2 = 1.0f - powf(beta2, (float)step);

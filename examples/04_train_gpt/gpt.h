@@ -53,6 +53,9 @@ void gpt_backward(gpt *g, const uint8_t *tokens, const uint8_t *target, gpt_read
 void gpt_sample(gpt *g, uint8_t *text, size_t filled, size_t length, float temperature,
                 uint64_t seed);
 
+/* Scale gradients down to this norm of them all where theirs is larger. */
+void gpt_clip(gpt *g, float max_norm);
+
 /* AdamW on all parameters; m and v are [total] arrays in parameter order, step counts from 1. */
 size_t gpt_count(const gpt *g);
 void gpt_adamw(gpt *g, float *m, float *v, long step, float rate);

@@ -16,16 +16,17 @@ static const char help[] =
     "  --context N        bytes per sequence (default 64)\n"
     "  --layers N --heads N --width N   size of the model (default 3, 6, 96)\n"
     "  --rate X           peak learning rate (default 0.003)\n"
+    "  --clip X           scale gradients down to norm X where theirs is larger\n"
     "  --seed N           of weights and data order (default 1)\n"
     "  --verify [N]       first train N steps (default 20) on one rank with the same global "
     "batches and compare the losses\n"
-    "  --checkpoint FILE  resume from FILE if it exists, save there at the end (safetensors)\n"
-    "  --resume FILE      start from FILE, which must exist; with --zero it may have been written "
-    "on another number of ranks\n"
+    "  --checkpoint FILE  resume from FILE if it exists, save there at the end (an index; tensors "
+    "beside it)\n"
+    "  --resume FILE      start from FILE, which must exist; it may have been written on another "
+    "number of ranks, with --zero or without\n"
     "  --save-every N     also save every N steps\n"
     "  --stop-at N        stop after step N of the planned ones\n"
-    "  --zero             shard the optimizer state; checkpoints are one file per rank and an "
-    "index\n"
+    "  --zero             shard the optimizer state; every rank writes its part of a checkpoint\n"
     "  --accumulate N     backward passes per optimizer step (default 1)\n"
     "  --hook NAME        communication hook: allreduce, fp16, bf16, q8 or powersgd\n"
     "  --mixed TYPE       average gradients in bf16 or f16\n"
@@ -44,6 +45,7 @@ enum {
     HEADS,
     WIDTH,
     RATE,
+    CLIP,
     SEED,
     VERIFY,
     CHECKPOINT,
@@ -70,6 +72,7 @@ static const struct option table[] = {
     { "heads", required_argument, NULL, HEADS },
     { "width", required_argument, NULL, WIDTH },
     { "rate", required_argument, NULL, RATE },
+    { "clip", required_argument, NULL, CLIP },
     { "seed", required_argument, NULL, SEED },
     { "verify", optional_argument, NULL, VERIFY },
     { "checkpoint", required_argument, NULL, CHECKPOINT },
@@ -119,6 +122,19 @@ static bool rate_of(const char *text, float *out, bool loud) {
     if (end == text || *end != '\0' || !(v > 0 && v < 1)) {
         if (loud) {
             fprintf(stderr, "train_gpt: --rate takes a number between 0 and 1, not '%s'\n", text);
+        }
+        return false;
+    }
+    *out = v;
+    return true;
+}
+
+static bool clip_of(const char *text, float *out, bool loud) {
+    char *end = NULL;
+    float v = strtof(text, &end);
+    if (end == text || *end != '\0' || !(v > 0 && v < 1e30f)) {
+        if (loud) {
+            fprintf(stderr, "train_gpt: --clip takes a number above 0, not '%s'\n", text);
         }
         return false;
     }
@@ -235,6 +251,8 @@ static bool take(train_options *o, int which, const char *name, const char *text
         return whole_int(name, text, 0, 1000000, &o->sample, loud);
     case RATE:
         return rate_of(text, &o->rate, loud);
+    case CLIP:
+        return clip_of(text, &o->clip, loud);
     default:
         if (!whole(name, text, 0, 1000000000, &seed, loud)) {
             return false;

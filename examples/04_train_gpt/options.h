@@ -15,6 +15,7 @@ typedef struct train_options {
     int batch;                               /* sequences per rank and step */
     long steps, verify, save_every, stop_at; /* 0: not asked for */
     float rate;
+    float clip; /* largest norm of gradients; 0: any */
     uint64_t seed;
     int sample;
     int accumulate; /* backward passes per step */

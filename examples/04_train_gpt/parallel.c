@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checkpoint.h"
-
 /* ---- making ---- */
 
 static dtr_status make_params(parallel *p, gpt *g) {
@@ -20,7 +18,7 @@ static dtr_status make_params(parallel *p, gpt *g) {
         dtr_status s =
             dtr_tensor_from_buffer(dtr_cpu(param->value, param->count, DTR_F32), param->ndim,
                                    param->shape, NULL, NULL, NULL, &p->params[i].value);
-        if (s != DTR_OK) {
+        if (DTR_FAILED(s)) {
             return s;
         }
     }
@@ -52,12 +50,14 @@ static dtr_status make_optimizer(parallel *p, const train_options *o) {
     options.beta2 = 0.95;
     options.weight_decay = 0.01;
     options.decay_min_ndim = 2; /* matrices only */
+    options.max_norm = (double)o->clip;
     dtr_status s = o->zero ? dtr_zero_create(p->ddp, NULL, &p->zero) : DTR_OK;
-    return s != DTR_OK ? s : dtr_optim_create(p->ddp, p->zero, &options, &p->optim);
+    return DTR_FAILED(s) ? s : dtr_optim_create(p->ddp, p->zero, &options, &p->optim);
 }
 
 dtr_status parallel_make(parallel *p, dtr_group *group, gpt *g, const train_options *o) {
     p->group = group;
+    p->options = o;
     dtr_status s = make_params(p, g);
     if (s == DTR_OK) {
         s = make_module(p, g, o);
@@ -113,41 +113,77 @@ bool parallel_all(const parallel *p, bool mine) {
     return s == DTR_OK && ok;
 }
 
+/* What goes with a checkpoint of parameters and optimizer: the seed, from which every rank draws
+ * its samples, and what this rank's hook has kept of gradients so far. */
+typedef struct own_data {
+    char what[16];
+    uint64_t seed;
+    char hook[]; /* the rest */
+} own_data;
+static const char what_it_is[16] = "train_gpt";
+
+static dtr_status pack_own(const parallel *p, dtr_bytes *own) {
+    dtr_bytes hook = { NULL, 0 };
+    dtr_status s = p->options->hook != NULL ? dtr_ddp_hook_state(p->ddp, &hook) : DTR_OK;
+    own->nbytes = sizeof(own_data) + hook.nbytes;
+    own_data *data = s == DTR_OK ? malloc(own->nbytes) : NULL;
+    own->data = data;
+    if (data != NULL) {
+        memcpy(data->what, what_it_is, sizeof data->what);
+        data->seed = p->options->seed;
+        if (hook.nbytes > 0) {
+            memcpy(data->hook, hook.data, hook.nbytes);
+        }
+    }
+    dtr_bytes_free(&hook, 1);
+    return s == DTR_OK && data == NULL ? DTR_ERR_NOMEM : s;
+}
+
+static dtr_status unpack_own(const parallel *p, dtr_bytes own, char *why, size_t cap) {
+    own_data *data = own.data;
+    if (own.nbytes < sizeof *data || memcmp(data->what, what_it_is, sizeof data->what) != 0) {
+        snprintf(why, cap, "it was not written by train_gpt");
+        return DTR_ERR_IO;
+    }
+    if (data->seed != p->options->seed) {
+        snprintf(why, cap, "it was made with --seed %llu", (unsigned long long)data->seed);
+        return DTR_ERR_MISMATCH;
+    }
+    const dtr_bytes hook = { data->hook, own.nbytes - sizeof *data };
+    return hook.nbytes > 0 && p->options->hook != NULL ? dtr_ddp_set_hook_state(p->ddp, hook)
+                                                       : DTR_OK;
+}
+
 static bool report(dtr_status s, const char *path, char *why, size_t cap) {
+    char text[400];
+    snprintf(text, sizeof text, "%s", why[0] != '\0' ? why : dtr_last_error_message());
     if (s != DTR_OK) {
-        snprintf(why, cap, "checkpoint %s: %s: %s", path, dtr_status_name(s),
-                 dtr_last_error_message());
+        snprintf(why, cap, "checkpoint %s: %s: %s", path, dtr_status_name(s), text);
     }
     return s == DTR_OK;
 }
 
-/* The two moments, in the order of the parameters. */
-static bool moments(const parallel *p, float **m, float **v) {
-    dtr_zero_state a, b;
-    if (dtr_optim_state(p->optim, 0, &a) != DTR_OK || dtr_optim_state(p->optim, 1, &b) != DTR_OK) {
-        return false;
+bool parallel_save(const parallel *p, const char *path, char *why, size_t cap) {
+    dtr_bytes own = { NULL, 0 };
+    why[0] = '\0';
+    dtr_status s = pack_own(p, &own);
+    if (!parallel_all(p, s == DTR_OK)) { /* nobody saves alone */
+        free(own.data);
+        return report(s == DTR_OK ? DTR_ERR_REMOTE : s, path, why, cap);
     }
-    *m = a.data.data;
-    *v = b.data.data;
-    return true;
+    s = dtr_optim_save_with(p->optim, path, own);
+    free(own.data);
+    return report(s, path, why, cap);
 }
 
-bool parallel_save(const parallel *p, gpt *g, const char *path, long step, char *why, size_t cap) {
-    float *m = NULL, *v = NULL;
-    if (p->zero != NULL) {
-        return report(dtr_optim_save(p->optim, path), path, why, cap);
+bool parallel_load(const parallel *p, const char *path, long *step, char *why, size_t cap) {
+    dtr_bytes own = { NULL, 0 };
+    why[0] = '\0';
+    dtr_status s = dtr_optim_load_with(p->optim, path, &own);
+    if (s == DTR_OK) {
+        s = unpack_own(p, own, why, cap);
     }
-    return dtr_group_rank(p->group) != 0 ||
-           (moments(p, &m, &v) && checkpoint_save(path, g, m, v, step, why, cap));
-}
-
-bool parallel_load(const parallel *p, gpt *g, const char *path, long *step, char *why, size_t cap) {
-    float *m = NULL, *v = NULL;
-    if (p->zero != NULL) {
-        bool ok = report(dtr_optim_load(p->optim, path), path, why, cap);
-        *step = (long)dtr_optim_steps(p->optim);
-        return ok;
-    }
-    return moments(p, &m, &v) && checkpoint_load(path, g, m, v, step, why, cap) &&
-           dtr_optim_set_steps(p->optim, (uint64_t)*step) == DTR_OK;
+    dtr_bytes_free(&own, 1);
+    *step = (long)dtr_optim_steps(p->optim);
+    return report(s, path, why, cap);
 }

@@ -10,6 +10,7 @@
 
 typedef struct parallel {
     dtr_group *group;
+    const train_options *options;
     dtr_param *params; /* one per model parameter, tensors over the model's memory */
     dtr_ddp *ddp;
     dtr_zero *zero; /* NULL: every rank has the whole state */
@@ -26,9 +27,9 @@ void parallel_point(const parallel *p, gpt *g);
 /* Gradient `param` of one of `parts` backward passes is final, the first of them or a later one. */
 dtr_status parallel_ready(const parallel *p, const gpt *g, size_t param, int parts, bool first);
 
-/* Whole: rank 0 writes one file. Sharded: every rank its own and rank 0 an index. */
-bool parallel_save(const parallel *p, gpt *g, const char *path, long step, char *why, size_t cap);
-bool parallel_load(const parallel *p, gpt *g, const char *path, long *step, char *why, size_t cap);
+/* An index, and beside it files of parameters and optimizer, of every rank if that is sharded. */
+bool parallel_save(const parallel *p, const char *path, char *why, size_t cap);
+bool parallel_load(const parallel *p, const char *path, long *step, char *why, size_t cap);
 
 /* All ranks learn whether any of them failed, so that none goes on alone. */
 bool parallel_all(const parallel *p, bool mine);

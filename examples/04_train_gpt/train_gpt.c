@@ -57,7 +57,7 @@ static void load_batch(const trainer *t, long step, int first, int count, uint8_
 
 /* ---- the same training on one rank, for comparison ---- */
 
-static void not_told(void *arg, size_t param) {
+static void not_reported(void *arg, size_t param) {
     (void)arg;
     (void)param;
 }
@@ -82,7 +82,10 @@ static bool train_alone(trainer *t) {
     for (long step = 0; ok && step < o->verify; step++) {
         load_batch(t, step, 0, batch, input, input + bytes);
         t->reference[step] = gpt_forward(g, input, input + bytes);
-        gpt_backward(g, input, input + bytes, not_told, NULL);
+        gpt_backward(g, input, input + bytes, not_reported, NULL);
+        if (o->clip > 0) {
+            gpt_clip(g, o->clip);
+        }
         gpt_adamw(g, state + count, state + 2 * count, step + 1, rate_at(o, step));
     }
     free(input);
@@ -142,7 +145,7 @@ static bool resume(trainer *t) {
     if (!there) {
         return o->resume == NULL;
     }
-    bool ok = parallel_load(&t->p, t->model, path, &t->step, why, sizeof why);
+    bool ok = parallel_load(&t->p, path, &t->step, why, sizeof why);
     if (!ok) {
         fprintf(stderr, "train_gpt: rank %d: %s\n", t->rank, why);
     } else if (t->rank == 0 && t->step > 0) {
@@ -177,19 +180,19 @@ static dtr_status train_part(trainer *t, float *loss) {
     if (s == DTR_OK) {
         s = dtr_ddp_forward_begin(t->p.ddp);
     }
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         return s;
     }
     *loss += gpt_forward(g, t->input, t->target) / (float)o->accumulate;
     s = dtr_ddp_forward_end(t->p.ddp, NULL, 0);
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         return s;
     }
     parallel_point(&t->p, g);
     t->failed = DTR_OK;
     gpt_backward(g, t->input, t->target, grad_ready, t);
     s = dtr_ddp_backward_end(t->p.ddp, NULL);
-    return t->failed != DTR_OK ? t->failed : s;
+    return DTR_FAILED(t->failed) ? t->failed : s;
 }
 
 static dtr_status train_step(trainer *t, float *loss) {
@@ -205,7 +208,7 @@ static dtr_status train_step(trainer *t, float *loss) {
     if (s == DTR_OK) {
         s = dtr_optim_step(t->p.optim);
     }
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         return s;
     }
     t->step++;
@@ -217,7 +220,7 @@ static dtr_status train_step(trainer *t, float *loss) {
  * line in place would spoil every log. The loss is the mean since the last line. */
 static void show(trainer *t, long first, float loss, bool last) {
     static const char full[] = "##############################";
-    dtr_ddp_stats stats = { .struct_size = sizeof stats };
+    dtr_ddp_stats stats = DTR_DDP_STATS_INIT;
     if (dtr_ddp_get_stats(t->p.ddp, &stats) == DTR_OK) {
         t->comm_s += stats.last.comm_s;
         t->exposed_s += stats.last.exposed_comm_s;
@@ -256,7 +259,7 @@ static void compare(trainer *t, float loss) {
 
 static bool save(const trainer *t) {
     char why[512] = "";
-    bool ok = parallel_save(&t->p, t->model, t->options.checkpoint, t->step, why, sizeof why);
+    bool ok = parallel_save(&t->p, t->options.checkpoint, why, sizeof why);
     if (!ok) {
         fprintf(stderr, "train_gpt: %s\n", why);
     }
@@ -264,7 +267,7 @@ static bool save(const trainer *t) {
 }
 
 static bool report_step(const trainer *t, dtr_status s) {
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         fprintf(stderr, "train_gpt: rank %d, step %ld: %s: %s\n", t->rank, t->step,
                 dtr_status_name(s), dtr_last_error_message());
     }
@@ -385,7 +388,7 @@ static bool run(trainer *t) {
         return false;
     }
     dtr_status s = parallel_make(&t->p, t->group, t->model, &t->options);
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         fprintf(stderr, "train_gpt: rank %d: %s: %s\n", t->rank, dtr_status_name(s),
                 dtr_last_error_message());
     }
@@ -435,7 +438,7 @@ static bool choose_group(trainer *t) {
     t->group = NULL;
     dtr_status s = dtr_group_split(dtr_world_group(t->world), 0, t->rank, &o, &t->group);
     t->p.group = t->group;
-    if (s != DTR_OK) {
+    if (DTR_FAILED(s)) {
         fprintf(stderr, "train_gpt: %s: %s\n", dtr_status_name(s), dtr_last_error_message());
     }
     return s == DTR_OK;
@@ -443,7 +446,7 @@ static bool choose_group(trainer *t) {
 
 int main(int argc, char **argv) {
     trainer t = { 0 };
-    if (dtr_world_create(NULL, &t.world) != DTR_OK) {
+    if (DTR_FAILED(dtr_world_create(NULL, &t.world))) {
         fprintf(stderr, "train_gpt: %s\n", dtr_last_error_message());
         return 1;
     }

@@ -11,7 +11,7 @@ void mlp_die(const char *what, const char *why) {
 }
 
 void mlp_try(dtr_status s, const char *what) {
-    if (s < 0) {
+    if (DTR_FAILED(s)) {
         mlp_die(what, NULL);
     }
 }

@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
     int good = train(&t), all = 0;
     mlp_try(dtr_allreduce(t.group, dtr_cpu(&good, 1, DTR_I32), dtr_cpu(&all, 1, DTR_I32), DTR_MIN,
                           NULL, NULL),
-            "the verdict");
+            "agreeing on the result");
     for (int i = 0; i < MLP_PARAMS; i++) {
         dtr_tensor_release(t.want[i]);
     }

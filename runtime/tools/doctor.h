@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "rt_dump.h"
+#include "diagnosis/dump.h"
 
 typedef struct doctor_rank {
     dtr__recording *rec; /* NULL: no file */
@@ -87,6 +87,10 @@ const char *doctor_site(const dtr__record *r);
 
 /* doctor_trigger.c: asks a live rank of this host for a dump; false: it does not run */
 bool doctor_trigger(const dtr__recording *r);
+
+/* doctor_list.c: the jobs on this host, and the exit status; the job that a report is about */
+int doctor_list(void);
+void doctor_print_job(const doctor_job *job, FILE *to);
 
 /* doctor_print.c; doctor_trace.c, which says why it failed */
 void doctor_print_table(const doctor_job *job, FILE *to);

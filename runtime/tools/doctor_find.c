@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "doctor.h"
-#include "rt_hash.h"
+#include "recorder/hash.h"
 
 enum { SENTENCES = 64, SINGLE_RANKS = 8 };
 
@@ -35,10 +35,10 @@ static uint32_t phase_of(const dtr__recording *r) {
 
 static bool is_dead(const doctor_rank *k) {
     return k->rec != NULL && (k->lost || (k->here && !k->alive)) &&
-           phase_of(k->rec) < DTR__PHASE_ENDING;
+           phase_of(k->rec) < DTR__PHASE_DESTROYING;
 }
 
-/* The process of another host cannot be looked at, but those that went on have noted its death as
+/* The process of another host cannot be looked at, but those that went on have noted its failure as
  * what broke their groups: "rank 2 (host b, pid 17) died ...". */
 static void find_lost(doctor_job *job) {
     for (int i = 0; i < job->size; i++) {
@@ -143,7 +143,7 @@ static void find_stopped(doctor_job *job) {
     }
 }
 
-/* reliability:DR2: the thread that moves what is under way does not come back from a call. */
+/* The thread that moves what is under way does not come back from a call. */
 static void find_stuck(doctor_job *job) {
     char who[128];
     for (int i = 0; i < job->size; i++) {
@@ -208,7 +208,7 @@ static int agreeing(const doctor_job *job, const doctor_group *g, uint64_t seq, 
 }
 
 /* Sentence for members whose operation `seq` differs from that of the most. */
-static bool find_disagreement(doctor_job *job, const doctor_group *g, uint64_t seq, bool *in) {
+static bool find_mismatch(doctor_job *job, const doctor_group *g, uint64_t seq, bool *in) {
     char most_ranks[256], few_ranks[256], most_title[256], few_title[256];
     int most = -1, most_count = 0;
     bool found = false;
@@ -246,7 +246,7 @@ static bool find_disagreement(doctor_job *job, const doctor_group *g, uint64_t s
     return found;
 }
 
-/* A rank that never came although it was well: not one that gave up because of another's death. */
+/* A rank that never came although it was well: not one that gave up because another failed. */
 static bool is_absent(const doctor_job *job, const doctor_member *m, uint64_t seq) {
     if (m->world_rank < 0 || m->rec == NULL || m->highest >= seq) {
         return false;
@@ -260,7 +260,7 @@ static bool is_absent(const doctor_job *job, const doctor_member *m, uint64_t se
 static void find_absent(doctor_job *job, const doctor_group *g, uint64_t seq, bool *in) {
     char title[256] = "", waiters[256], who[128], doing[640];
     const dtr__record *sample = NULL;
-    int said = 0, absent = 0;
+    int named = 0, absent = 0;
     memset(in, 0, (size_t)job->size * sizeof *in);
     for (int i = 0; i < g->size; i++) {
         const dtr__record *r = doctor_record(&g->member[i], seq);
@@ -279,7 +279,7 @@ static void find_absent(doctor_job *job, const doctor_group *g, uint64_t seq, bo
     memset(in, 0, (size_t)job->size * sizeof *in);
     for (int i = 0; i < g->size; i++) {
         const doctor_member *m = &g->member[i];
-        if (is_absent(job, m, seq) && said++ < SINGLE_RANKS) {
+        if (is_absent(job, m, seq) && named++ < SINGLE_RANKS) {
             doctor_problem_add(job, DOCTOR_ABSENT, "%s never entered %s, called at %s on %s; %s",
                                doctor_who(job, m->world_rank, who, sizeof who), title,
                                doctor_site(sample), waiters,
@@ -355,7 +355,7 @@ static void find_in_groups(doctor_job *job, const doctor_group *groups, size_t n
     for (size_t i = 0; in != NULL && i < n; i++) {
         uint64_t seq = frontier(&groups[i]);
         find_difference(job, &groups[i]);
-        if (seq != 0 && !find_disagreement(job, &groups[i], seq, in)) {
+        if (seq != 0 && !find_mismatch(job, &groups[i], seq, in)) {
             find_absent(job, &groups[i], seq, in);
         }
         for (size_t k = 0; seq != 0 && k < i; k++) {

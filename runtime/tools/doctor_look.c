@@ -46,11 +46,11 @@ static bool fill(const doctor_job *job, const dtr__recording *r, const dtr__rec_
 }
 
 doctor_group *doctor_groups(const doctor_job *job, size_t *n) {
-    size_t room = 0;
+    size_t capacity = 0;
     for (int i = 0; i < job->size; i++) {
-        room += job->rank[i].rec != NULL ? job->rank[i].rec->n_groups : 0;
+        capacity += job->rank[i].rec != NULL ? job->rank[i].rec->n_groups : 0;
     }
-    doctor_group *all = calloc(room + 1, sizeof *all);
+    doctor_group *all = calloc(capacity + 1, sizeof *all);
     *n = 0;
     for (int i = 0; all != NULL && i < job->size; i++) {
         const dtr__recording *r = job->rank[i].rec;

@@ -11,7 +11,7 @@ static const char *state_name(const doctor_rank *k) {
     if (k->alive) {
         return k->state == 'T' || k->state == 't' ? "stopped" : "running";
     }
-    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_ENDING) {
+    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_DESTROYING) {
         return "ended";
     }
     return k->here ? "died" : "unknown";

@@ -2,15 +2,15 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "diagnosis/stragglers.h"
 #include "doctor.h"
-#include "rt_late.h"
 
 /* Fewer operations say nothing. A rank is a problem when it is last into most of them, far more
  * often than by chance, and the others lose a good part of their time by it. */
 enum { LEAST_OPERATIONS = 10, NEWEST = 256 };
 static const double least_share = 0.6, by_chance = 1.8, least_lag_s = 2e-3, least_part = 0.2;
 
-static void judge(doctor_job *job, const dtr__late_rank *of, const dtr__late *all) {
+static void judge(doctor_job *job, const dtr__straggler *of, const dtr__stragglers *all) {
     char who[128];
     int slowest = 0;
     for (int i = 0; i < job->size; i++) {
@@ -41,15 +41,15 @@ static void judge(doctor_job *job, const dtr__late_rank *of, const dtr__late *al
 void doctor_find_slow(doctor_job *job) {
     size_t n = (size_t)job->size;
     dtr__recording **rec = calloc(n, sizeof(dtr__recording *));
-    dtr__late_rank *of = calloc(n, sizeof *of);
-    dtr__late all = { 0 };
+    dtr__straggler *of = calloc(n, sizeof *of);
+    dtr__stragglers all = { 0 };
     job->slowest = -1;
     for (size_t i = 0; rec != NULL && i < n; i++) {
         rec[i] = job->rank[i].rec;
         job->rank[i].last_share = -1;
     }
     if (rec != NULL && of != NULL && job->size > 1 &&
-        dtr__late_find(rec, job->size, NEWEST, DTR__LATE_ALL_MEMBERS, of, &all)) {
+        dtr__stragglers_find(rec, job->size, NEWEST, DTR__STRAGGLERS_ALL_MEMBERS, of, &all)) {
         judge(job, of, &all);
     }
     free((void *)rec);

@@ -33,7 +33,7 @@ bool doctor_trigger(const dtr__recording *r) {
     uint64_t start = 0;
     char state = '?';
     if (!dtr__process_look(r->head.pid, &start, &state) || start != r->head.pid_start ||
-        state == 'Z' || atomic_load(&r->head.phase) >= DTR__PHASE_ENDING) {
+        state == 'Z' || atomic_load(&r->head.phase) >= DTR__PHASE_DESTROYING) {
         return false;
     }
     dtr__rec_header *h = map_header(r->path);

@@ -7,11 +7,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <dtr/version.h>
+
 #include "doctor.h"
 
 static const char usage[] =
-    "usage: dtr-doctor [--json] [--last N] [--trace OUT.json] FOLDER|FILE...\n"
+    "usage: dtr-doctor\n"
+    "       dtr-doctor [--json] [--last N] [--trace OUT.json] FOLDER|FILE...\n"
     "       dtr-doctor --trigger FOLDER|FILE...\n"
+    "       dtr-doctor --version\n"
+    "\n"
+    "Without arguments the jobs whose recordings are on this host, the newest first.\n"
     "\n"
     "  FOLDER        where the recordings are (DTR_RECORDER_DIR, or dtr-<uid>-<job> in TMPDIR or\n"
     "                /tmp); of a job on several hosts give the folders of all of them\n"
@@ -31,7 +37,7 @@ typedef struct settings {
 
 typedef struct files {
     dtr__recording **all;
-    size_t n, room;
+    size_t n, capacity;
     int unreadable;
 } files;
 
@@ -45,16 +51,16 @@ static void read_one(files *f, const char *path) {
         f->unreadable++;
         return;
     }
-    if (f->n == f->room) {
-        size_t room = f->room * 2 + 16;
-        dtr__recording **more = realloc(f->all, room * sizeof(dtr__recording *));
+    if (f->n == f->capacity) {
+        size_t capacity = f->capacity * 2 + 16;
+        dtr__recording **more = realloc(f->all, capacity * sizeof(dtr__recording *));
         if (more == NULL) {
             fprintf(stderr, "dtr-doctor: no memory for %s\n", path);
             dtr__recording_free(r);
             return;
         }
         f->all = more;
-        f->room = room;
+        f->capacity = capacity;
     }
     f->all[f->n++] = r;
 }
@@ -196,6 +202,7 @@ static int report(doctor_job *job, const settings *set) {
         doctor_print_json(job, set->last, stdout);
         return job->n_problems > 0;
     }
+    doctor_print_job(job, stdout);
     for (size_t i = 0; i < job->n_problems; i++) {
         printf("%s\n", job->problem[i].text);
     }
@@ -250,6 +257,13 @@ int main(int argc, char **argv) {
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         fputs(usage, stdout);
         return 0;
+    }
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        puts(dtr_version_string());
+        return 0;
+    }
+    if (argc == 1) {
+        return doctor_list();
     }
     char **path = parse(argv + 1, &set);
     if (path == NULL) {

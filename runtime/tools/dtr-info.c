@@ -7,11 +7,12 @@
 #include <dtr/device.h>
 #include <dtr/version.h>
 
-#include "rt_cache.h"
-#include "rt_device.h"
-#include "rt_internal.h"
-#include "rt_options.h"
-#include "rt_why.h"
+#include "base/options.h"
+#include "built_with.h"
+#include "group/explain.h"
+#include "memory/device.h"
+#include "topology/cache.h"
+#include "world/world.h"
 
 static const char usage[] =
     "usage: dtr-info [--options | --why ... | --version | --help]\n"
@@ -79,11 +80,7 @@ static int print_facts(void) {
     cpu_set_t cpus;
     char huge[160];
     printf("%s\n", dtr_version_string());
-#ifdef DTR_HAVE_HWLOC
-    printf("built with      hwloc (binds the progress thread)\n");
-#else
-    printf("built without   hwloc (the progress thread is not bound)\n");
-#endif
+    printf("built with\n%s", DTR_BUILT_WITH);
     if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) {
         printf("CPUs            %d usable of %ld\n", CPU_COUNT(&cpus),
                sysconf(_SC_NPROCESSORS_ONLN));

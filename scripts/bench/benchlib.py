@@ -9,18 +9,23 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+INSTALLED = not os.path.exists(os.path.join(ROOT, "CMakePresets.json"))  # in PREFIX/share/dtr; programs are in PREFIX/bin
 SKIPPED = 77
 DEBIAN_PYTHON = "/usr/bin/python3"
 
 
 def need(module, package):
-    """Go on where `module` is there, else under Debian's Python if it is there, else end with status 77."""
+    """Go on where `module` is there, else under Debian's Python if it is there, else end with status 77; --help shows what it can."""
     if importlib.util.find_spec(module) is not None:
         return
     if os.path.realpath(sys.executable) != os.path.realpath(DEBIAN_PYTHON) and os.path.exists(DEBIAN_PYTHON):
         found = subprocess.run([DEBIAN_PYTHON, "-c", "import " + module], stderr=subprocess.DEVNULL, check=False)
         if found.returncode == 0:
             os.execv(DEBIAN_PYTHON, [DEBIAN_PYTHON, "-B"] + sys.argv)
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print("%s\n\nIts options are shown where Python has the module %s (Debian: %s)." %
+              (sys.modules["__main__"].__doc__.strip(), module, package))
+        sys.exit(0)
     print("skipped: Python has no module %s (Debian: %s)" % (module, package))
     sys.exit(SKIPPED)
 
@@ -28,6 +33,8 @@ def need(module, package):
 def cached(build, name):
     """A value from a build folder's CMake cache, or None."""
     path = os.path.join(build, "CMakeCache.txt")
+    if INSTALLED and not os.path.exists(path):
+        return None
     if not os.path.exists(path):
         sys.exit("%s is no build folder; run ./scripts/run or cmake first, or give --build" % build)
     with open(path, encoding="utf-8") as source:
@@ -46,7 +53,7 @@ def is_openmpi(launcher):
 def launch(build, ranks, pin=False, yielding=False):
     """(command, environment) that start ranks of this machine. Open MPI's own defaults, but for what root and too few
     cores need; `yielding` makes its waits give the core away."""
-    launcher = cached(build, "DTR_MPIEXEC") or "mpiexec"
+    launcher = cached(build, "DTR_MPIEXEC") or os.environ.get("MPIEXEC", "mpiexec")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_MCA_")}
     if not is_openmpi(launcher):
         return [launcher, "-n", str(ranks)] + (["-bind-to", "core"] if pin else []), environment
@@ -57,6 +64,8 @@ def launch(build, ranks, pin=False, yielding=False):
 
 
 def tool(build, name):
+    if INSTALLED and not os.path.exists(os.path.join(build, "CMakeCache.txt")):
+        return os.path.join(os.path.dirname(os.path.dirname(ROOT)), "bin", name)
     folder = "ddp" if "ddp" in name else "collectives"
     return os.path.join(build, folder, "tools", name)
 
@@ -65,7 +74,7 @@ class Failed(Exception):
     """A program ended otherwise than well."""
 
 
-def run_json(command, environment=None, timeout=600, statuses=(0, 3), echo=None):
+def run_json(command, environment=None, timeout=600, statuses=(0,), echo=None):
     """Run a program that writes JSON to the file named by --json, and return what it wrote."""
     with tempfile.TemporaryDirectory(prefix="dtr-bench-") as folder:
         out = os.path.join(folder, "out.json")

@@ -28,7 +28,7 @@ def arguments(description, default_rounds):
     parser.add_argument("--rounds", type=int, default=default_rounds, help="samples per contender (%(default)s)")
     parser.add_argument("--runs", type=int, default=1, help="times the whole is run (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of torch (%(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="of Gloo's meeting point (one that is free)")
+    parser.add_argument("--port", type=int, default=0, help="where Gloo's ranks find each other (one that is free)")
     parser.add_argument("--json", help="write the figures as JSON too")
     return parser
 

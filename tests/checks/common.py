@@ -5,7 +5,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LAYERS = ("runtime", "collectives", "tensor", "ddp")  # lowest first
-SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__|api)$")
+SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
 
 
 def tree_files(*suffixes):
@@ -55,6 +55,8 @@ def prototypes(path):
     text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.M)  # preprocessor lines
     text = re.sub(r"/\*(?!\*).*?\*/", blank, text, flags=re.S)  # comments that document nothing
     bare = re.sub(r"/\*.*?\*/", blank, text, flags=re.S)
+    bare = re.sub(r"^template .*?\};$", blank, bare, flags=re.M | re.S)
+    bare = re.sub(r"^static inline [^;]*?\{\n.*?^\}$", blank, bare, flags=re.M | re.S)  # inline functions call others
     found = []
     for match in re.finditer(r"\b(dtr_\w+)\s*\((?!\s*\*)", bare):  # not "dtr_status (*slot)(..."
         start = max(bare.rfind(c, 0, match.start()) for c in ";}{") + 1

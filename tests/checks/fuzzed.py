@@ -9,11 +9,12 @@ from common import LAYERS, prototypes, public_headers, read, tree_files, verdict
 
 # What reads files that others may have written, and the target that feeds it. Files of /proc and of the tools' own
 # arguments are not among them.
-READERS = {"tensor/tensor_file.c": "dtr_tensor_load_npy", "tensor/safetensors.c": "dtr_safetensors_open",
-           "ddp/zero_index.c": "dtr_zero_load", "runtime/rt_recording.c": "dtr__recording_parse",
-           "runtime/rt_tune.c": "dtr__tune_"}
-OTHERS = {"runtime/rt_recorder_file.c", "runtime/rt_clock.c", "runtime/rt_peers.c", "runtime/rt_huge.c",
-          "collectives/nccl/nccl_choice.c"}  # /proc and /sys, and what this process has made itself
+READERS = {"tensor/io/file.c": "dtr_tensor_load_npy", "tensor/io/safetensors.c": "dtr_safetensors_open",
+           "ddp/zero/zero_index.c": "dtr_zero_load", "runtime/recorder/recording_reader.c": "dtr__recording_parse",
+           "runtime/base/tune.c": "dtr__tune_"}
+OTHERS = {"runtime/recorder/recorder_file.c", "runtime/base/clock.c", "runtime/control/peers.c", "runtime/memory/huge_pages.c",
+          "collectives/group/gpus.c",  # /proc and /sys, and what this process has made itself
+          "runtime/recorder/evidence.c"}  # a header of fixed size, of the user's own files, whose process is asked for in /proc
 
 problems = []
 targets = {path: read(path) for path in tree_files(".c") if path.startswith("tests/fuzz/")}

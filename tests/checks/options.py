@@ -3,10 +3,10 @@ import re
 
 from common import read, verdict
 
-BUDGET = 40
+BUDGET = 44
 TYPES = {"BOOL", "INT", "BYTES", "SECONDS", "TEXT", "ENUM"}
 
-path = "runtime/rt_options.def"
+path = "runtime/base/options.def"
 text = re.sub(r"/\*.*?\*/", "", read(path), flags=re.S)
 text = re.sub(r'"\s*\n\s*"', "", text)
 rows = re.findall(r'^X\((\w+), "(\w+)",\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\)$', text, flags=re.M)

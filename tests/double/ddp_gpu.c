@@ -103,7 +103,7 @@ static void check_sums(const model *m) {
  * host queues and never waits. */
 static void one_kernel_per_bucket(bool view) {
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     model m;
     o.grad_as_bucket_view = view;
     model_open(&m, &o, DTR_F32, 0);

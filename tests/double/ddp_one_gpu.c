@@ -114,7 +114,7 @@ static void train(bool view, bool hook) {
         same_values(&t, &n, &plain);
         TH_AGREE();
     }
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     TH_IS(dtr_ddp_get_stats(t.ddp, &st), DTR_OK);
     TH_CHECK(st.last.bytes == 2880 && st.last.buckets == 2, "%zu bytes in %zu buckets",
              st.last.bytes, st.last.buckets);

@@ -13,7 +13,7 @@ static uint64_t timed_of_12(void) {
 }
 
 static dtr_ddp_stats stats_of(const pair *m, int side) {
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     TH_IS(dtr_ddp_get_stats(m->ddp[side], &st), DTR_OK);
     return st;
 }
@@ -242,11 +242,60 @@ START_TEST(I15_check_nan) {
 }
 END_TEST
 
+/* ---- clipping ---- */
+
+/* SH4, X5, GF3: norms and scaled averages have the bits of the host's, in the type that a step
+ * reads; a NaN is an error that names the parameter, and the next step is right. */
+START_TEST(clipped) {
+    static const struct {
+        dtr_dtype value, param;
+        bool view;
+    } rows[] = {
+        { DTR_F32, DTR_F32, false }, { DTR_F32, DTR_F32, true },  { DTR_F32, DTR_BF16, false },
+        { DTR_F32, DTR_F16, true },  { DTR_F64, DTR_F64, false }, { DTR_BF16, DTR_BF16, true },
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        double norm[2] = { -1, -2 };
+        pair m;
+        o.grad_as_bucket_view = rows[r].view;
+        o.has_param_dtype = rows[r].param != rows[r].value;
+        o.param_dtype = rows[r].param;
+        pair_open(&m, &o, rows[r].value);
+        for (m.step = 0; m.step < 4; m.step++) {
+            for (int side = 0; side < 2; side++) {
+                TH_IS(backward_of(&m, side), DTR_OK);
+                TH_IS(
+                    dtr_ddp_clip_grad_norm(m.ddp[side], NULL, m.step == 2 ? 1e6 : 10, &norm[side]),
+                    DTR_OK);
+            }
+            TH_CHECK(norm[HOST] == norm[DEVICE] && norm[HOST] > 100,
+                     "the norm is %.17g, on the host %.17g", norm[DEVICE], norm[HOST]);
+            for (size_t i = 0; i < PARAMS; i++) {
+                same_bytes(dtr_ddp_full_grad(m.ddp[HOST], i), dtr_ddp_full_grad(m.ddp[DEVICE], i),
+                           "clipped average");
+            }
+            TH_IS(dtr_ddp_clip_grad_norm(m.ddp[DEVICE], NULL, 0, &norm[DEVICE]), DTR_OK);
+            TH_CHECK(m.step == 2 ? norm[HOST] == norm[DEVICE] : fabs(norm[DEVICE] - 10) < 0.05,
+                     "the norm is %g after clipping", norm[DEVICE]);
+            TH_AGREE();
+        }
+        if (rows[r].param == DTR_F32) {
+            TH_IS(backward_with(&m, NAN, th_size() - 1, 2, 4099), DTR_OK);
+            TH_IS(dtr_ddp_clip_grad_norm(m.ddp[DEVICE], NULL, 10, NULL), DTR_ERR_NAN);
+            TH_MESSAGE("1 NaN and 0 infinite elements, the first in parameter 'c' (2)");
+            step_both(&m, "average after a NaN");
+        }
+        pair_close(&m);
+    }
+}
+END_TEST
+
 /* ---- hooks ---- */
 
 static dtr_status divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     (void)state, (void)work;
-    for (size_t k = 0; k < dtr_ddp_bucket_n_params(b); k++) {
+    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
         dtr_status s =
             dtr_tensor_scale(dtr_ddp_bucket_grad(b, k), 1.0 / th_size(), dtr_ddp_bucket_stream(b));
         if (s < 0) {
@@ -411,6 +460,7 @@ static void make(Suite *s) {
     th_add(tc, Q5_hooks_of_the_library, 1, 0);
     TCase *nan = th_case(s, "NaN", 110);
     th_add(nan, I15_check_nan, 1, 0);
+    th_add(nan, clipped, 1, 0);
     th_add(nan, Q10_codes_of_8_bits, 1, 0);
     th_add(nan, GF2_limit_of_multiprocessors, 1, 0);
 }

@@ -154,7 +154,7 @@ static void compare(const power *m, int step, double bound) {
 }
 
 static dtr_ddp_stats stats_of(const power *m, int side) {
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     TH_IS(dtr_ddp_get_stats(m->ddp[side], &st), DTR_OK);
     return st;
 }

@@ -6,7 +6,7 @@
 #include "ddp_rows.h"
 
 static void train(dtr_dtype type, const dtr_ddp_options *o, int steps) {
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     pair m;
     pair_open(&m, o, type);
     for (int k = 0; k < steps; k++) {
@@ -68,6 +68,30 @@ START_TEST(X5_param_dtype) {
         TH_AGREE();
     }
     pair_close(&m);
+}
+END_TEST
+
+/* H8: rows are clipped with the rest, to the host's bits. */
+START_TEST(H8_clipped) {
+    for (int t = 0; t < 2; t++) {
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        double norm[2] = { -1, -2 };
+        pair m;
+        pair_open(&m, &o, t == 0 ? DTR_F32 : DTR_BF16);
+        for (; m.step < 5; m.step++) {
+            for (int side = 0; side < 2; side++) {
+                backward(&m, side, m.type);
+                TH_IS(end(&m, side), DTR_OK);
+                TH_IS(dtr_ddp_clip_grad_norm(m.ddp[side], NULL, 0.25, &norm[side]), DTR_OK);
+            }
+            TH_CHECK(norm[HOST] == norm[DEVICE] && norm[HOST] > 0.25,
+                     "step %d: norm %.17g, on the host %.17g", m.step, norm[DEVICE], norm[HOST]);
+            same_rows(&m, TABLE);
+            same_rows(&m, LIST);
+            TH_AGREE();
+        }
+        pair_close(&m);
+    }
 }
 END_TEST
 
@@ -312,6 +336,7 @@ static void make(Suite *s) {
     th_add(tc, H8_options, 1, 0);
     th_add(tc, H8_types, 1, 0);
     th_add(tc, X5_param_dtype, 1, 0);
+    th_add(tc, H8_clipped, 1, 0);
     th_add(tc, H8_kept_results, 1, 0);
     th_add(tc, U5_unused, 1, 0);
     th_add(tc, T54_hooks, 1, 0);

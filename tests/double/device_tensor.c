@@ -9,9 +9,9 @@
 #include <dtr/dtr.h>
 
 #define DTR_FAKE_WEAK
+#include "core/tensor_device.h"
 #include "fake_cuda.h"
 #include "kernels/kernels.h"
-#include "tensor_device.h"
 #include "unit.h"
 
 enum { LONGEST = 70001 };
@@ -207,9 +207,8 @@ END_TEST
 
 static double norm_there(const dtr_tensor *t) {
     double out = -1;
-    dtr_tensor *there = uploaded(t);
-    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
-    OK(dtr_tensor_norm2(there, &out));
+    dtr_tensor *there = uploaded(t); /* by the stream, which the norm comes behind */
+    OK(dtr_tensor_norm(there, stream, &out));
     dtr_tensor_release(there);
     return out;
 }
@@ -219,7 +218,7 @@ START_TEST(NORM_of_all_sizes) {
         for (int i = 0; i < 6; i++) {
             dtr_tensor *t = numbers(reals[k], lengths[i], 8);
             double here = -1, there = norm_there(t);
-            OK(dtr_tensor_norm2(t, &here));
+            OK(dtr_tensor_norm(t, NULL, &here));
             ck_assert_msg(fabs(here - there) <= 1e-12 * here, "%.17g on the host, %.17g", here,
                           there);
             dtr_tensor_release(t);
@@ -241,6 +240,20 @@ START_TEST(NORM_beyond_the_range_of_squares) {
     ck_assert(isinf(norm_there(t)));
     v[2] = NAN;
     ck_assert(isnan(norm_there(t)));
+    dtr_tensor_release(t);
+}
+END_TEST
+
+START_TEST(NORM_in_no_graph) {
+    dtr_tensor *t = tensor(DTR_F32, gpu, 8);
+    cudaGraph_t graph = NULL;
+    double norm = -1;
+    ck_assert_int_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    FAILS(dtr_tensor_norm(t, stream, &norm), DTR_ERR_STATE, "captures a graph");
+    OK(dtr_tensor_fill(t, 2, stream));
+    ck_assert_int_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess); /* and it is valid */
+    ck_assert_int_eq(cudaGraphDestroy(graph), cudaSuccess);
+    ck_assert(norm == -1);
     dtr_tensor_release(t);
 }
 END_TEST
@@ -273,7 +286,8 @@ START_TEST(REFUSED_with_the_reason) {
 }
 END_TEST
 
-/* One launch each, on the caller's stream; a failing launch is an error with CUDA's code. */
+/* One launch each, on the caller's stream, for which the norm alone waits; a failing launch is an
+ * error with CUDA's code. */
 START_TEST(LAUNCH_on_the_stream_of_the_caller) {
     dtr_tensor *t = tensor(DTR_F32, gpu, 1000);
     char on[64];
@@ -284,6 +298,12 @@ START_TEST(LAUNCH_on_the_stream_of_the_caller) {
     ck_assert_int_eq(dtr_fake_cuda_log_count("cudaLaunchKernel dtr_kernel_"), 2);
     ck_assert_int_eq(dtr_fake_cuda_log_count(on), 2);
     ck_assert_int_eq(dtr_fake_cuda_log_count("Synchronize"), 0);
+    double norm = -1;
+    dtr_fake_cuda_log_start();
+    OK(dtr_tensor_norm(t, stream, &norm));
+    ck_assert(fabs(norm - 2 * sqrt(1000)) <= 1e-12 * norm);
+    ck_assert_int_eq(dtr_fake_cuda_log_count(on), 4); /* look, kernel, copy, wait */
+    ck_assert_int_eq(dtr_fake_cuda_log_count("stream="), 4);
     ck_assert_int_eq(setenv("DTR_FAKE_CUDA_ERR", "cudaLaunchKernel:1:719", 1), 0);
     dtr_fake_cuda_reload();
     FAILS(dtr_tensor_scale(t, 2, stream), DTR_ERR_CUDA, "CUDA error 719");
@@ -303,6 +323,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, CAST_rounds_as_the_host);
     tcase_add_test(tc, NORM_of_all_sizes);
     tcase_add_test(tc, NORM_beyond_the_range_of_squares);
+    tcase_add_test(tc, NORM_in_no_graph);
     tcase_add_test(tc, REFUSED_with_the_reason);
     if (dtr_fake_cuda_reload != NULL) {
         tcase_add_test(tc, MANY_pieces_in_one_launch);

@@ -16,12 +16,22 @@ add_dependencies(stand_ins fake_nccl)
 dtr_add_double_mpi_test(double_nccl NPROCS 1 2 4 SOURCES nccl_raw.c LIBS fake_nccl fake_cudart)
 target_include_directories(test_double_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
 
+dtr_add_double_mpi_test(double_nccl_handle NPROCS 1 2 4 SOURCES nccl_handle.c LIBS fake_nccl fake_cudart)
+target_include_directories(test_double_nccl_handle SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
+
 # The nccl backend: as the newest version, with the calls that only that one has, and as the oldest.
 dtr_add_double_mpi_test(double_nccl_backend NPROCS 1 2 4 SOURCES nccl_backend.c LIBS fake_cudart)
+dtr_add_double_mpi_test(double_nccl_failures NPROCS 1 2 4 SOURCES nccl_failures.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_2_18 TARGET test_double_nccl_backend NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
+dtr_add_mpi_run(double_nccl_failures_2_18 TARGET test_double_nccl_failures NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_NCCL_VERSION=21801)
 # Kernels of the library beside NCCL's, what works hold and tell.
 dtr_add_double_mpi_test(double_nccl_work NPROCS 1 2 3 SOURCES nccl_work.c LIBS fake_cudart)
+# A thousand operations at once, through NCCL and through stage.
+dtr_add_double_mpi_test(double_stress NPROCS 1 2 3 4 SOURCES stress.c LIBS fake_cudart)
+dtr_add_mpi_run(double_stress_stage TARGET test_double_stress NPROCS 2 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage})
 # Limits, ends, and the way of each version.
 dtr_add_double_mpi_test(double_nccl_rules NPROCS 3 SOURCES nccl_rules.c LIBS fake_cudart)
 dtr_add_mpi_run(double_nccl_rules_2_22 TARGET test_double_nccl_rules NPROCS 2 LABELS double TIMEOUT 300
@@ -56,6 +66,22 @@ dtr_add_mpi_run(double_nccl_windows_2_26 TARGET test_double_nccl_windows NPROCS 
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_REGISTER=1 DTR_FAKE_NCCL_VERSION=22602)
 dtr_add_double_mpi_test(double_capture NPROCS 1 2 SOURCES capture.c LIBS fake_cudart)
 dtr_add_double_mpi_test(double_nccl_faults NPROCS 2 3 SOURCES nccl_faults.c LIBS fake_cudart)
+# Deaths, stops and waits in vain with the data on the device (reliability: FI1, FI3, FI5, FI6, FI7, FI12, FI14, FI33).
+add_dependencies(double test_fault dtr-doctor)
+add_dependencies(test_fault stand_ins)
+function(dtr_add_double_fault_test case)
+  dtr_add_fault_test(${case} ${ARGN} BACKENDS nccl ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT})
+endfunction()
+dtr_add_double_fault_test(absent NPROCS 2 3)
+dtr_add_double_fault_test(stopped NPROCS 2 3 WAYS large async)
+dtr_add_double_fault_test(killed NPROCS 2 3 WAYS small scope)
+dtr_add_double_fault_test(killed_inside NPROCS 2 3 WAYS small async)
+dtr_add_double_fault_test(killed_told NPROCS 2 3)
+dtr_add_double_fault_test(killed_async NPROCS 2 3)
+dtr_add_double_fault_test(crashed NPROCS 2 3 WAYS async small)
+dtr_add_double_fault_test(left NPROCS 2 3 WAYS small async)
+dtr_add_double_fault_test(opposite NPROCS 2 3)
+dtr_add_double_fault_test(no_partner NPROCS 2 3)
 # Groups of their own device, splits, what a group says of itself, and coalescing scopes.
 dtr_add_double_mpi_test(double_nccl_groups NPROCS 1 2 4 SOURCES nccl_groups.c LIBS fake_cudart)
 # What is decided when a world is made: by settings of each run.
@@ -66,7 +92,9 @@ foreach(pose wanted:DTR_FAKE_CUDA_UUID=one old:DTR_FAKE_NCCL_VERSION=21701 mixed
   dtr_add_mpi_run(double_nccl_${CMAKE_MATCH_1} TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
     ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
 endforeach()
-dtr_add_mpi_run(double_nccl_none TARGET test_double_nccl_shared NPROCS 2 LABELS double TIMEOUT 300
+dtr_add_mpi_run(double_nccl_old TARGET test_double_nccl_shared NPROCS 1 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=old DTR_FAKE_NCCL_VERSION=21701)
+dtr_add_mpi_run(double_nccl_none TARGET test_double_nccl_shared NPROCS 1 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_TEST_POSE=none ${DTR_NO_NCCL})
 # Threads that are left at the end count as a finding of the thread sanitizer.
 if(NOT DTR_SANITIZE MATCHES "thread")

@@ -33,6 +33,19 @@ static inline void allreduce_good(dtr_group *g) {
     drop(b);
 }
 
+static inline dtr_group *group_of(const char *backend, double timeout_s) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    o.backend = backend;
+    o.timeout_s = timeout_s;
+    if (timeout_s > 0) {
+        return th_hasty_group(th_world(), &o);
+    }
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &g), DTR_OK);
+    TH_AGREE();
+    return g;
+}
+
 static inline void end_group(dtr_group *g) {
     th_barrier();
     TH_IS(dtr_group_destroy(g), DTR_OK);

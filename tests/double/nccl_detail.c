@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "coll_internal.h"
+#include "control/vote.h"
+#include "core/team.h"
 #include "nccl_data.h"
-#include "rt_verdict.h"
 #include "settings.h"
 
 /* A world at this level. */
@@ -222,7 +222,7 @@ START_TEST(NEW36_order_of_two_groups) {
 END_TEST
 
 /* NEW36: once a member has said what breaks a group, nothing is launched on it, whoever comes. */
-START_TEST(NEW36_not_after_a_verdict) {
+START_TEST(NEW36_not_after_a_failure) {
     dtr_world *world = world_at("detail");
     dtr_group *g = NULL;
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -231,8 +231,10 @@ START_TEST(NEW36_not_after_a_verdict) {
     TH_IS(dtr_group_create(world, NULL, th_size(), &o, &g), DTR_OK);
     allreduce_good(g);
     th_barrier(); /* or it may end that too */
-    dtr__verdict v = { .uid = g->uid, .status = DTR_ERR_MISMATCH, .text = "what rank 0 has found" };
-    TH_CHECK(dtr__verdict_put(world, &v), "no verdicts");
+    dtr__failure_record v = { .uid = g->uid,
+                              .status = DTR_ERR_MISMATCH,
+                              .text = "what rank 0 has found" };
+    TH_CHECK(dtr__failure_record_put(world, &v), "no failure records");
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_MISMATCH);
     TH_MESSAGE("what rank 0 has found");
     untouched(b, 1);
@@ -248,7 +250,7 @@ static void make(Suite *s) {
     th_add(tc, DBG4_one_rank_skips, 2, 0);
     th_add(tc, DBG10_same_at_every_level, 2, 0);
     th_add(tc, NEW36_order_of_two_groups, 2, 0);
-    th_add(tc, NEW36_not_after_a_verdict, 2, 0);
+    th_add(tc, NEW36_not_after_a_failure, 2, 0);
 }
 
 int main(int argc, char **argv) {

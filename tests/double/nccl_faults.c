@@ -5,10 +5,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "coll_internal.h"
+#include "core/team.h"
+#include "engine/engine.h"
 #include "harness.h"
 #include "nccl_data.h"
-#include "rt_world.h"
+#include "world/world.h"
 
 static dtr_group *new_group(void) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
@@ -115,6 +116,45 @@ START_TEST(FI33_remote_error) {
     TH_CHECK(th_rank() != culprit() || (e.native == DTR_NATIVE_NCCL && e.native_code == 6),
              "native %d code %d", (int)e.native, e.native_code);
     check_after(g, DTR_ERR_REMOTE, DTR_ERR_REMOTE, "remote process exited");
+}
+END_TEST
+
+/* How long the culprit's part of each call of NCCL takes, 0: no longer than it does. */
+static void slow_culprit(int us) {
+    char text[32];
+    snprintf(text, sizeof text, "%d:%d", culprit(), us);
+    fault("DTR_FAKE_NCCL_SLOW_RANK", us > 0 ? text : NULL);
+}
+
+/* reliability:FI2, FI35: with one slow rank nobody is done before it, and within the limit nothing
+ * is wrong; beyond it all are told. */
+START_TEST(FI2_a_slow_rank) {
+    const int us = 300000;
+    dtr_group *g = new_group();
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_work *w = NULL;
+    uint64_t begun_us[64];
+    slow_culprit(us);
+    th_gather_u64((uint64_t)(1e6 * th_now()), begun_us);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_IS(dtr_work_synchronize(w, -1), DTR_OK);
+    TH_CHECK((uint64_t)(1e6 * th_now()) >= begun_us[culprit()] + (uint64_t)us,
+             "done before the slow rank");
+    check(b, 1, (float)th_size(), "sum");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    TH_AGREE();
+    slow_culprit(10 * us);
+    const th_start since = th_begin();
+    o.timeout_s = 0.5;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &w), DTR_OK);
+    TH_IS(dtr_work_synchronize(w, -1), DTR_ERR_TIMEOUT);
+    TH_MESSAGE("did not finish within 0.5 s");
+    TH_CHECK(th_in_time(since, 0.5 + 1), "told after %.1f s", th_now() - since.at);
+    TH_IS(dtr_work_release(w), DTR_OK);
+    slow_culprit(0);
+    drop(b);
+    check_after(g, DTR_ERR_TIMEOUT, DTR_ERR_TIMEOUT, "did not finish within 0.5 s");
 }
 END_TEST
 
@@ -247,7 +287,7 @@ START_TEST(M2_aborted_before_waiters_return) {
     o.stream = held_stream(&open);
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, &waits.work), DTR_OK);
     TH_CHECK(pthread_create(&thread, NULL, wait_main, &waits) == 0, "thread");
-    while (atomic_load(&g->waiters) == 0) {
+    while (atomic_load(&g->engine->waiters) == 0) {
         th_sleep(0.001);
     }
     fault("DTR_FAKE_CUDA_DELAY_US", "50000"); /* NCCL takes its time */
@@ -286,6 +326,7 @@ static void make(Suite *s) {
     th_add(tc, FI34_a_call_that_never_returns, 2, 0);
     th_add(tc, FI26_a_query_hangs_in_the_progress_thread, 2, 0);
     th_add(tc, FI33_remote_error, 2, 0);
+    th_add(tc, FI2_a_slow_rank, 2, 0);
     th_add(tc, FI36_lost_context, 2, 0);
     th_add(tc, M2_aborted_before_waiters_return, 2, 0);
     if (TH_SANITIZED) {

@@ -346,7 +346,7 @@ START_TEST(V8_failed_launch) {
     TH_IS(dtr_coalesce_begin(g), DTR_OK);
     TH_IS(dtr_allreduce(g, a, a, DTR_SUM, NULL, NULL), DTR_OK);
     TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
-    th_barrier(); /* news of the failure may reach the others in the next call */
+    th_barrier(); /* the notification may reach the others in the next call */
     dtr_work *w = NULL;
     dtr_status s = dtr_coalesce_end(g, &w);
     TH_CHECK(th_rank() != last || (s == DTR_ERR_NCCL && w == NULL), "%s", dtr_status_name(s));
@@ -405,7 +405,7 @@ START_TEST(GRP20_on_the_host) {
     dtr_fake_cuda_log_start();
     dtr_group *g = make(&o);
     TH_IS(dtr_allgather_bytes(g, mine, NULL, all), DTR_OK);
-    TH_IS(dtr_monitored_barrier(g, 0, true, NULL, NULL), DTR_OK);
+    TH_IS(dtr_monitored_barrier(g, -1, true, NULL, NULL), DTR_OK);
     TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
     TH_CHECK(dtr_fake_cuda_log_count("cudaMemcpy") == 0 && dtr_fake_cuda_log_count("nccl") == 0,
              "%s", dtr_fake_cuda_log_text());
@@ -550,6 +550,33 @@ START_TEST(SPA7_sparse_rows) {
 }
 END_TEST
 
+/* Sums of a reproducible group go to the host, where they are exact; a backend text with nccl alone
+ * refuses them, and nothing else. */
+START_TEST(sums_of_reproducible_groups) {
+    const float value = th_rank() == 0 ? 1 : 0x1p-24F;
+    const float want = 1 + (float)(th_size() / 2) * 0x1p-23F; /* even with 1, 2 and 4 ranks */
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.reproducible = true;
+    dtr_group *g = make(&o);
+    dtr_buffer b = device_f32(1);
+    float got = 0;
+    put(b, &value);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
+    get(&got, b);
+    TH_CHECK(th_size() == 2 ? got == 1 : got == (th_size() == 1 ? 1 : want), "sum %a", (double)got);
+    TH_AGREE();
+    end_group(g);
+    o.backend = "cuda:nccl";
+    g = make(&o);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("the group is reproducible");
+    TH_IS(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL), DTR_OK);
+    TH_AGREE();
+    end_group(g);
+    drop(b);
+}
+END_TEST
+
 static void suite(Suite *s) {
     TCase *tc = th_case(s, "nccl groups", 110);
     th_add(tc, C10_connect, 1, 0);
@@ -565,6 +592,7 @@ static void suite(Suite *s) {
     th_add(tc, GRP23_the_worlds_device, 1, 0);
     th_add(tc, CFG12_one_instance, 1, 0);
     th_add(tc, SPA7_sparse_rows, 1, 0);
+    th_add(tc, sums_of_reproducible_groups, 1, 4);
 }
 
 int main(int argc, char **argv) {

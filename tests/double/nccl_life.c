@@ -7,9 +7,10 @@
 #include <time.h>
 
 #include <dtr/mpi.h>
+#include <dtr/nccl.h>
 
-#include "exchange.h"
-#include "nccl/nccl_internal.h"
+#include "agreement/key_value.h"
+#include "backends/nccl/nccl_internal.h"
 #include "nccl_data.h"
 #include "settings.h"
 
@@ -164,17 +165,19 @@ END_TEST
 START_TEST(NCC5_tables) {
     static const struct {
         int carrier, per;
-    } t[] = { [DTR_BOOL] = { 1, 1 }, [DTR_U8] = { 1, 1 },     [DTR_I8] = { 0, 1 },
-              [DTR_I16] = { 1, 2 },  [DTR_I32] = { 2, 1 },    [DTR_I64] = { 4, 1 },
-              [DTR_F16] = { 6, 1 },  [DTR_F8E4M3] = { 1, 1 }, [DTR_F8E5M2] = { 1, 1 },
-              [DTR_BF16] = { 9, 1 }, [DTR_F32] = { 7, 1 },    [DTR_F64] = { 8, 1 },
-              [DTR_C64] = { 7, 2 },  [DTR_C128] = { 8, 2 } };
+    } t[] = { [DTR_BOOL] = { 1, 1 },       [DTR_U8] = { 1, 1 },        [DTR_I8] = { 0, 1 },
+              [DTR_I16] = { 1, 2 },        [DTR_I32] = { 2, 1 },       [DTR_I64] = { 4, 1 },
+              [DTR_F16] = { 6, 1 },        [DTR_F8E4M3] = { 1, 1 },    [DTR_F8E5M2] = { 1, 1 },
+              [DTR_BF16] = { 9, 1 },       [DTR_F32] = { 7, 1 },       [DTR_F64] = { 8, 1 },
+              [DTR_C64] = { 7, 2 },        [DTR_C128] = { 8, 2 },      [DTR_U16] = { 1, 2 },
+              [DTR_U32] = { 3, 1 },        [DTR_U64] = { 5, 1 },       [DTR_F32_INDEX] = { 1, 16 },
+              [DTR_F64_INDEX] = { 1, 16 }, [DTR_I64_INDEX] = { 1, 16 } };
     static const int ops[] = {
         [DTR_SUM] = 0, [DTR_AVG] = 4, [DTR_PROD] = 1, [DTR_MIN] = 3, [DTR_MAX] = 2
     };
     char text[64];
     dtr_buffer a = device_f32(4096), b = device_f32(4096);
-    for (int d = 0; d <= DTR_C128; d++) {
+    for (int d = 0; d <= DTR_I64_INDEX; d++) {
         dtr_buffer in = { a.data, 5, (dtr_dtype)d, gpu }, out = in;
         out.data = b.data;
         out.count = 5 * (size_t)th_size();
@@ -330,7 +333,7 @@ static _Atomic int looks;
 
 static int busy_at_first(void *comm, int *code) {
     if (atomic_fetch_add(&looks, 1) < 3) {
-        *code = polled.in_progress();
+        *code = polled.in_progress;
         return 0;
     }
     return dtr__nccl_get()->ops->state(comm, code);
@@ -346,18 +349,18 @@ static int no_answer(void *comm, int *code) {
 static int slow_init(int device, void **comm, int size, const void *id, int rank,
                      const dtr__nccl_config *config) {
     const dtr__nccl_ops *own = dtr__nccl_get()->ops;
-    int code = own->init(device, comm, size, id, rank, config), state = own->in_progress();
-    while (code == own->in_progress() && state == own->in_progress()) {
+    int code = own->init(device, comm, size, id, rank, config), state = own->in_progress;
+    while (code == own->in_progress && state == own->in_progress) {
         th_sleep(0.001);
         code = own->state(*comm, &state) == 0 ? code : -1;
     }
-    return own->in_progress();
+    return own->in_progress;
 }
 
 static void ask_instead(const dtr_group *g) {
     polled = *dtr__nccl_get()->ops;
     atomic_store(&looks, 0);
-    g->nccl->ops = &polled;
+    dtr__nccl_of(g)->ops = &polled;
 }
 
 /* collectives:NCP2, NCP7: what goes on is asked for until it has changed; an answer that is none is
@@ -469,7 +472,7 @@ static bool is_there(dtr_group *g, const char *key) {
     char value[DTR__VALUE_MAX];
     size_t nbytes = 0;
     bool found = true;
-    TH_IS(dtr__exchange_look(g, DTR_CUDA, key, value, sizeof value, &nbytes, &found), DTR_OK);
+    TH_IS(dtr__key_value_poll(g, DTR_CUDA, key, value, sizeof value, &nbytes, &found), DTR_OK);
     return found;
 }
 
@@ -479,7 +482,7 @@ START_TEST(E3_wrong_length) {
     dtr_buffer b = filled(N, 1);
     bool mine = th_rank() == culprit();
     if (mine) { /* it stays here */
-        TH_IS(dtr__exchange_tell(g, DTR_CUDA, th_rank(), "nccl/0/id/0", "bad", 3), DTR_OK);
+        TH_IS(dtr__key_value_put_to(g, DTR_CUDA, th_rank(), "nccl/0/id/0", "bad", 3), DTR_OK);
     }
     dtr_status s = dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL);
     TH_CHECK(mine ? s == DTR_ERR_INTERNAL : s < 0, "%s", dtr_status_name(s));

@@ -9,9 +9,9 @@
 #include <dtr/dtr.h>
 #include <dtr/mpi.h>
 
+#include "backends/nccl/nccl_internal.h"
 #include "device_tensors.h"
-#include "groups.h"
-#include "nccl/nccl_internal.h"
+#include "group/groups.h"
 #include "nccl_data.h"
 
 static bool old_version(void) {

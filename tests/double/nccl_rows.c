@@ -7,8 +7,9 @@
 
 #include <dtr/tensor.h>
 
-#include "engine.h"
-#include "exchange.h"
+#include "agreement/key_value.h"
+#include "core/team.h"
+#include "engine/engine.h"
 #include "nccl_data.h"
 
 enum { FEW = 5, LINES = 512 };
@@ -398,7 +399,8 @@ START_TEST(C2_C3_C4_C11_groups) {
     TH_CHECK(calls("CTAs -1 to -1, name as it was") == 1, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(calls("ncclGetUniqueId") == (th_rank() == 0), "%s", dtr_fake_cuda_log_text());
     dtr__record r = newest(g[0], DTR__K_CONNECT);
-    TH_CHECK(r.t_started >= r.t_issued && r.t_finished >= r.t_started && r.device == 0,
+    TH_CHECK(r.t_issued > 0 && r.t_started >= r.t_issued && r.t_finished > r.t_started &&
+                 r.device == 0,
              "issued %lld, started %lld, finished %lld", (long long)r.t_issued,
              (long long)r.t_started, (long long)r.t_finished);
     TH_AGREE();
@@ -410,11 +412,11 @@ START_TEST(C2_C3_C4_C11_groups) {
         size_t nbytes = 0;
         bool found = true;
         if (th_rank() == 0) {
-            TH_IS(dtr__exchange_put(g[i], DTR_CUDA, "one key", &mine, 1), DTR_OK);
+            TH_IS(dtr__key_value_put(g[i], DTR_CUDA, "one key", &mine, 1), DTR_OK);
         }
-        TH_IS(dtr__exchange_get(g[i], DTR_CUDA, "one key", &got, 1, &nbytes, 50), DTR_OK);
+        TH_IS(dtr__key_value_get(g[i], DTR_CUDA, "one key", &got, 1, &nbytes, 50), DTR_OK);
         TH_CHECK(got == mine, "group %d has '%c'", i, got);
-        TH_IS(dtr__exchange_look(g[2], DTR_CUDA, "one key", &got, 1, &nbytes, &found), DTR_OK);
+        TH_IS(dtr__key_value_poll(g[2], DTR_CUDA, "one key", &got, 1, &nbytes, &found), DTR_OK);
         TH_CHECK(!found, "another group's message");
         TH_AGREE();
     }

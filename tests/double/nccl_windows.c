@@ -11,8 +11,8 @@
 
 #include "device_tensors.h"
 #include "nccl_data.h"
-#include "rt_world.h"
 #include "settings.h"
+#include "world/world.h"
 
 enum { P = 3 }; /* parameters, a bucket each */
 
@@ -103,7 +103,7 @@ static void step(const model *m, bool as_planned) {
 }
 
 static void way_is(const model *m, const char *want) {
-    dtr_ddp_stats st = { .struct_size = sizeof st };
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
     TH_IS(dtr_ddp_get_stats(m->ddp, &st), DTR_OK);
     TH_CHECK(strcmp(st.bucket_memory, want) == 0, "\"%s\", not \"%s\": %s", st.bucket_memory, want,
              dtr_fake_cuda_log_text());

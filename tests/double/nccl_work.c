@@ -1,12 +1,14 @@
 /* What goes with an operation on the stand-ins: kernels of the library before and behind NCCL's,
- * that is averages of whole numbers and looks for NaN; memory that it still uses; and its time. */
+ * that is averages of whole numbers and looks for NaN; memory that it still uses; its time; and
+ * operators that it lacks. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "coll_internal.h"
+#include "base/clock.h"
 #include "nccl_data.h"
+#include "recorder/recorder.h"
 
 /* `count` elements on the device, `skip` elements behind a multiple of 16 bytes. */
 static dtr_buffer elements(dtr_dtype d, size_t count, size_t skip, const void *from) {
@@ -33,20 +35,15 @@ static int64_t number(int rank, size_t i) {
 }
 
 static void to_bytes(dtr_dtype d, void *to, size_t i, int64_t v) {
-    if (d == DTR_I32) {
-        ((int32_t *)to)[i] = (int32_t)v;
-    } else if (d == DTR_I64) {
-        ((int64_t *)to)[i] = v;
-    } else {
-        ((uint8_t *)to)[i] = (uint8_t)v;
-    }
+    memcpy((char *)to + i * dtr_dtype_size(d), &v, dtr_dtype_size(d)); /* little endian */
 }
 
 static int64_t from_bytes(dtr_dtype d, const void *from, size_t i) {
-    return d == DTR_I32   ? ((const int32_t *)from)[i]
-           : d == DTR_I64 ? ((const int64_t *)from)[i]
-           : d == DTR_I8  ? ((const int8_t *)from)[i]
-                          : ((const uint8_t *)from)[i];
+    return d == DTR_I32                   ? ((const int32_t *)from)[i]
+           : d == DTR_U32                 ? ((const uint32_t *)from)[i]
+           : d == DTR_I64 || d == DTR_U64 ? ((const int64_t *)from)[i]
+           : d == DTR_I8                  ? ((const int8_t *)from)[i]
+                                          : ((const uint8_t *)from)[i];
 }
 
 /* The sum wraps in its type and is then divided toward zero. */
@@ -62,7 +59,9 @@ static void check_average(dtr_buffer b, size_t first, const char *what) {
         }
         int64_t wrapped;
         to_bytes(b.dtype, &wrapped, 0, sum);
-        int64_t want = from_bytes(b.dtype, &wrapped, 0) / th_size();
+        int64_t want = from_bytes(b.dtype, &wrapped, 0);
+        want =
+            b.dtype == DTR_U64 ? (int64_t)((uint64_t)want / (uint64_t)th_size()) : want / th_size();
         TH_CHECK(from_bytes(b.dtype, got, i) == want, "%s %s: element %zu is %lld, not %lld", what,
                  dtr_dtype_name(b.dtype), i, (long long)from_bytes(b.dtype, got, i),
                  (long long)want);
@@ -84,9 +83,9 @@ static int divisions(void) {
 /* A2, collectives:NCC11: NCCL adds, and the sum is divided behind it, also at odd addresses, at the
  * root alone, in a scope and with the block of a scattered sum. */
 START_TEST(A2_averages_of_whole_numbers) {
-    static const dtr_dtype types[] = { DTR_U8, DTR_I8, DTR_I32, DTR_I64 };
+    static const dtr_dtype types[] = { DTR_U8, DTR_I8, DTR_I32, DTR_I64, DTR_U32, DTR_U64 };
     int many = th_size() > 1;
-    for (int t = 0; t < 4; t++) {
+    for (int t = 0; t < 6; t++) {
         dtr_dtype d = types[t];
         size_t n = (size_t)th_size() * COUNT;
         dtr_buffer even = numbers(d, COUNT, 0), odd = numbers(d, COUNT, 1);
@@ -440,6 +439,33 @@ START_TEST(K9_time_on_the_device) {
 }
 END_TEST
 
+/* ---- operators of the program ---- */
+
+static void last_of(void *inout, const void *in, size_t count, dtr_dtype dtype, void *arg) {
+    (void)arg;
+    memcpy(inout, in, count * dtr_dtype_size(dtype));
+}
+
+/* They are left to stage, and where nccl is named they are refused. */
+START_TEST(operators_of_the_program) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    dtr_buffer b = filled(300, (float)(10 * th_rank()));
+    dtr_op op = DTR_SUM;
+    o.backend = "cpu:auto,cuda:nccl";
+    TH_OK(dtr_group_split(th_group(), 0, 0, &o, &g));
+    TH_OK(dtr_op_create(th_world(), last_of, NULL, false, &op));
+    TH_IS(dtr_allreduce(g, b, b, op, NULL, NULL), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("NCCL has no operators of the program");
+    TH_IS(dtr_allreduce(th_group(), b, b, op, NULL, NULL), DTR_OK);
+    check(b, (float)(10 * (th_size() - 1)), 1, "the last rank");
+    TH_AGREE();
+    TH_OK(dtr_op_free(th_world(), op));
+    TH_OK(dtr_group_destroy(g));
+    drop(b);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl work", 110);
     th_add(tc, A2_averages_of_whole_numbers, 1, 4);
@@ -448,6 +474,7 @@ static void make(Suite *s) {
     th_add(tc, J4_a_used_block_is_freed_later, 1, 0);
     th_add(tc, J4_memory_comes_back, 1, 0);
     th_add(tc, K9_time_on_the_device, 1, 0);
+    th_add(tc, operators_of_the_program, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dtr/nccl.h>
+
 #include "device_data.h"
 #include "fake_cuda.h"
 #include "harness.h"
@@ -39,6 +41,9 @@ START_TEST(GP5_automatic) {
     TH_CHECK(warnings == th_log_count(reason()), "the warning does not say: %s", reason());
     TH_CHECK((dtr_nccl_version() == 0) == (strcmp(pose(), "none") == 0), "version %llx",
              (unsigned long long)dtr_nccl_version());
+    void *handle = NULL;
+    TH_IS(dtr_group_nccl_comm(th_group(), gpu, &handle), DTR_ERR_UNSUPPORTED);
+    TH_CHECK(handle == NULL, "a refused call has written *comm");
     drop(b);
     TH_AGREE();
 }
@@ -56,6 +61,67 @@ START_TEST(GP9_named) {
     TH_CHECK(g == NULL, "there is a group");
     TH_AGREE();
     th_good_allreduce(th_group());
+}
+END_TEST
+
+/* GP11, GP4: a group of one rank needs no NCCL: not when there is none, not when it is too old.
+ * Every collective, without and with a work, and in a scope. */
+static dtr_status alone(dtr_group *g, int kind, dtr_buffer in, dtr_buffer out, dtr_work **w) {
+    const size_t counts[] = { N };
+    switch (kind) {
+    case 0:
+        return dtr_allreduce(g, in, out, DTR_SUM, NULL, w);
+    case 1:
+        return dtr_reduce(g, in, out, DTR_AVG, 0, NULL, w);
+    case 2:
+        return dtr_allgather(g, in, out, NULL, w);
+    case 3:
+        return dtr_allgatherv(g, in, out, counts, NULL, w);
+    case 4:
+        return dtr_gather(g, in, out, 0, NULL, w);
+    case 5:
+        return dtr_gatherv(g, in, out, counts, 0, NULL, w);
+    case 6:
+        return dtr_scatter(g, in, out, 0, NULL, w);
+    case 7:
+        return dtr_scatterv(g, in, counts, out, 0, NULL, w);
+    case 8:
+        return dtr_reduce_scatter(g, in, out, DTR_MAX, NULL, w);
+    case 9:
+        return dtr_reduce_scatterv(g, in, counts, out, DTR_MIN, NULL, w);
+    case 10:
+        return dtr_alltoall(g, in, out, NULL, w);
+    case 11:
+        return dtr_alltoallv(g, in, counts, out, counts, NULL, w);
+    default:
+        return dtr_broadcast(g, out, 0, NULL, w);
+    }
+}
+
+START_TEST(GP11_one_rank) {
+    dtr_group *g = NULL;
+    TH_OK(dtr_group_split(th_group(), th_rank(), 0, NULL, &g));
+    for (int kind = 0; kind <= 12; kind++) {
+        for (int how = 0; how < 3; how++) {
+            dtr_buffer in = filled(N, (float)kind), out = filled(N, 12);
+            dtr_work *w = NULL;
+            if (how == 2) {
+                TH_IS(dtr_coalesce_begin(g), DTR_OK);
+            }
+            TH_IS(alone(g, kind, in, out, how == 1 ? &w : NULL), DTR_OK);
+            if (how == 2) {
+                TH_IS(dtr_coalesce_end(g, &w), DTR_OK);
+            }
+            TH_IS(w != NULL ? dtr_work_synchronize(w, -1) : DTR_OK, DTR_OK);
+            TH_IS(dtr_work_release(w), DTR_OK);
+            check(out, kind == 12 ? 12 : (float)kind, 1, "alone");
+            drop(in);
+            drop(out);
+        }
+    }
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
+    TH_AGREE();
+    TH_OK(dtr_group_destroy(g));
 }
 END_TEST
 
@@ -86,6 +152,7 @@ static void make(Suite *s) {
     } else {
         th_add(tc, GP5_automatic, 2, 0);
         th_add(tc, GP9_named, 2, 0);
+        th_add(tc, GP11_one_rank, 1, 0);
     }
 }
 

@@ -1,5 +1,5 @@
 /* Stands in the place of libdtr_cuda, as one that was built from another version of the library. */
-#include "rt_device.h"
+#include "memory/device.h"
 
 extern const dtr__device_ops dtr_cuda_device_ops;
 __attribute__((visibility("default")))

@@ -56,6 +56,28 @@ START_TEST(ST1_point_to_point) {
 }
 END_TEST
 
+/* ST1: a message that is nothing waits for no stream, and no buffer is touched. */
+START_TEST(ST1_nobody) {
+    int size = th_size(), up = th_rank() + 1 < size ? th_rank() + 1 : DTR_PEER_NONE;
+    int down = th_rank() > 0 ? th_rank() - 1 : DTR_PEER_NONE;
+    dtr_buffer out = filled(N, (float)th_rank()), in = filled(N, 50);
+    dtr_work *w = NULL;
+    bool done = false;
+    TH_IS(dtr_send(th_group(), out, DTR_PEER_NONE, 0, NULL, NULL), DTR_OK);
+    TH_IS(dtr_recv(th_group(), in, DTR_PEER_NONE, 0, NULL, NULL), DTR_OK);
+    TH_IS(dtr_recv(th_group(), in, DTR_PEER_NONE, 3, NULL, &w), DTR_OK);
+    TH_IS(dtr_work_test(w, &done), DTR_OK);
+    TH_CHECK(done && dtr_work_source(w) == DTR_PEER_NONE, "source %d", dtr_work_source(w));
+    TH_IS(dtr_work_release(w), DTR_OK);
+    dtr_p2p ops[] = { { false, in, down, 0 }, { true, out, up, 0 } };
+    TH_IS(dtr_batch_p2p(th_group(), ops, 2, NULL, NULL), DTR_OK);
+    check(in, down >= 0 ? (float)down : 50, 1, "along a line");
+    drop(out);
+    drop(in);
+    TH_AGREE();
+}
+END_TEST
+
 /* J2, ST2: what the caller's stream holds at the call comes first, however long that takes; the
  * call and the one after it do not wait for it. */
 START_TEST(ST2_the_stream_comes_first) {
@@ -91,6 +113,37 @@ START_TEST(ST2_the_stream_comes_first) {
     cudaEventDestroy(open);
     cudaStreamDestroy(stream);
     cudaStreamDestroy(slow);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
+static void last_of(void *inout, const void *in, size_t count, dtr_dtype dtype, void *arg) {
+    TH_CHECK(dtype == DTR_F32 && arg == NULL, "dtype %d", (int)dtype);
+    memcpy(inout, in, count * sizeof(float));
+}
+
+/* An operator of the program is applied on the host, in rank order; a prefix over nobody leaves the
+ * device's memory as it is. */
+START_TEST(operators_of_the_program) {
+    dtr_buffer a = filled(N, (float)(10 * th_rank())), b = filled(N, 50);
+    dtr_op op = DTR_SUM;
+    dtr_work *w = NULL;
+    TH_OK(dtr_op_create(th_world(), last_of, NULL, false, &op));
+    TH_IS(dtr_exscan(th_group(), a, b, op, NULL, NULL), DTR_OK);
+    check(b, th_rank() > 0 ? (float)(10 * (th_rank() - 1)) : 50, 1, "the rank below");
+    TH_IS(dtr_allreduce(th_group(), a, a, op, NULL, &w), DTR_OK);
+    finish(w);
+    check(a, (float)(10 * (th_size() - 1)), 1, "the last rank");
+    TH_IS(dtr_coalesce_begin(th_group()), DTR_OK);
+    TH_IS(dtr_allreduce(th_group(), a, a, op, NULL, NULL), DTR_OK);
+    TH_IS(dtr_op_free(th_world(), op), DTR_ERR_STATE);
+    TH_IS(dtr_coalesce_end(th_group(), &w), DTR_OK);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_IS(dtr_op_free(th_world(), op), DTR_OK); /* though the handle is still held */
+    finish(w);
+    TH_AGREE();
+    drop(a);
     drop(b);
     TH_AGREE();
 }
@@ -272,7 +325,9 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = th_case(s, "stage", 110);
     th_add(tc, ST1_point_to_point, 2, 0);
+    th_add(tc, ST1_nobody, 0, 0);
     th_add(tc, ST2_the_stream_comes_first, 1, 0);
+    th_add(tc, operators_of_the_program, 0, 0);
     th_add(tc, A10_factor_on_the_device, 1, 0);
     th_add(tc, Z3_nan, 1, 0);
     th_add(tc, ST5_refusals_take_no_number, 1, 0);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ddp_internal.h"
+#include "core/ddp_internal.h"
 #include "table.h"
 
 /* ---- what fails: linked with --wrap, and MPI_Isend in front of MPI's own ---- */

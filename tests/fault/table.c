@@ -69,10 +69,9 @@ static dtr_status in_a_scope(const spot *s, const call *c) {
     return e;
 }
 
-dtr_status table_do(spot *s, const call *c) {
+static dtr_status in_its_way(spot *s, const call *c) {
     dtr_work *work = NULL;
     dtr_status e;
-    s->now = c;
     switch (s->way) {
     case BLOCKING:
         return table_issue(s->group, c, s->spare, NULL);
@@ -87,6 +86,20 @@ dtr_status table_do(spot *s, const call *c) {
         (void)dtr_ddp_grad_ready(s->ddp, 0, NULL); /* its error is agreed on at the end */
         return dtr_ddp_backward_end(s->ddp, NULL);
     }
+}
+
+dtr_status table_do(spot *s, const call *c) {
+    const th_start since = th_begin();
+    s->now = c;
+    dtr_status e = in_its_way(s, c);
+    table_in_time(s, since, c->limit_s);
+    return e;
+}
+
+void table_in_time(const spot *s, th_start since, double limit_s) {
+    const double prompt = 3, own = limit_s < 600 ? limit_s : 0;
+    TH_CHECK(th_in_time(since, own + prompt), "%s: a call took %.1f s", s->what,
+             th_now() - since.at);
 }
 
 void table_words(const spot *s, const char *const *words) {

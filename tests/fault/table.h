@@ -56,6 +56,9 @@ call table_call(const spot *s);
 dtr_status table_do(spot *s, const call *c);
 dtr_status table_issue(dtr_group *g, const call *c, void *mem, dtr_work **work);
 
+/* Notes a failure where a call that began then is late: limits of 600 s are far away, and what ends
+ * earlier ends within three seconds of its limit, or of the fault. */
+void table_in_time(const spot *s, th_start since, double limit_s);
 /* Notes a failure unless the last error's text has all of the words. */
 void table_words(const spot *s, const char *const *words);
 #define TABLE_WORDS(s, ...) table_words((s), (const char *const[]){ __VA_ARGS__, NULL })

@@ -91,7 +91,7 @@ const dtr_coll_options *options(void) {
 }
 
 dtr_op operator_of(void) {
-    return (dtr_op)number(9);
+    return pick(8) == 0 ? own_operator : (dtr_op)number(17);
 }
 
 /* ---- calls ---- */
@@ -105,6 +105,7 @@ void judge(dtr_status s) {
 
 static void ended(dtr_work *w, dtr_status s, void *arg) {
     (void)dtr_work_seq(w);
+    (void)dtr_work_duration(w);
     judge(s);
     (void)arg;
 }
@@ -118,11 +119,19 @@ static void finish(dtr_work *w) {
         judge(dtr_work_wait_stream(w, NULL));
         (void)dtr_work_source(w);
         (void)dtr_work_seq(w);
+        (void)dtr_work_duration(w);
     }
     if (w == NULL) {
         return;
     }
+    dtr_work *several[2] = { pick(4) == 0 ? NULL : w, w };
+    size_t index = 0;
     (void)dtr_work_test(w, &done);
+    if (pick(8) == 0) {
+        judge(dtr_work_wait_all(pick(8) == 0 ? NULL : several, pick(3), done ? seconds() : 1e-6));
+        judge(dtr_work_wait_any(pick(8) == 0 ? NULL : several, pick(3), done ? seconds() : 1e-6,
+                                pick(8) == 0 ? NULL : &index));
+    }
     if (done || pick(2) == 0) {
         judge(dtr_work_wait(w, done ? -1 : 1e-6));
     }
@@ -133,7 +142,11 @@ static dtr_status collective(dtr_group *g, dtr_work **w) {
     dtr_buffer a = buffer(), b = pick(3) == 0 ? buffer() : a;
     const size_t *n = pick(4) == 0 ? NULL : counts + pick(4), *m = pick(4) == 0 ? NULL : counts;
     const dtr_coll_options *o = options();
-    switch (pick(14)) {
+    switch (pick(16)) {
+    case 13:
+        return dtr_scan(g, a, b, operator_of(), o, w);
+    case 14:
+        return dtr_exscan(g, a, b, operator_of(), o, w);
     case 0:
         return dtr_broadcast(g, a, number(1), o, w);
     case 1:
@@ -177,6 +190,19 @@ static dtr_status point_to_point(dtr_group *g, dtr_work **w) {
         return dtr_recv(g, buffer(), number(1), number(100), options(), w);
     default:
         return dtr_batch_p2p(g, pick(8) == 0 ? NULL : ops, pick(4), options(), w);
+    }
+}
+
+static dtr_status exact_sums(dtr_group *g) {
+    double sum = 0, *out = pick(16) == 0 ? NULL : &sum;
+    const dtr_buffer a = buffer();
+    switch (pick(3)) {
+    case 0:
+        return dtr_sum(g, a, options(), out);
+    case 1:
+        return dtr_dot(g, a, pick(3) == 0 ? buffer() : a, options(), out);
+    default:
+        return dtr_norm2(g, a, options(), out);
     }
 }
 
@@ -239,6 +265,7 @@ static dtr_status grouping(void) {
     o.has_device = pick(8) == 0;
     o.device.type = (dtr_device_type)number(2);
     o.nan_check = number(2);
+    o.reproducible = pick(2) == 0;
     o.flags = pick(32) == 0 ? 0x40000000u : 0;
     dtr_status s;
     switch (pick(3)) {
@@ -252,7 +279,7 @@ static dtr_status grouping(void) {
         s = dtr_group_subgroups(group, number(3), &o, &made, NULL);
         break;
     }
-    judge(dtr_group_destroy(made));
+    judge(pick(2) == 0 ? dtr_group_destroy(made) : dtr_group_release(made));
     return s;
 }
 
@@ -312,7 +339,7 @@ static void bucketing(void) {
     o.find_unused = pick(2) == 0;
     o.static_graph = pick(4) == 0;
     o.grad_as_bucket_view = pick(2) == 0;
-    o.timeout_s = seconds() == 0 ? 0 : -1;
+    o.timeout_s = seconds() == 0 ? 0 : NAN;
     o.flags = pick(32) == 0 ? 0x40000000u : 0;
     judge(dtr_ddp_create(group, p, pick(4), &o, &ddp));
     for (int i = 0; i < 6 && ddp != NULL; i++) {
@@ -403,7 +430,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
             judge(point_to_point(g, handle));
             break;
         case 1:
-            judge(strings(g));
+            judge(pick(2) == 0 ? strings(g) : exact_sums(g));
             break;
         case 2:
             judge(grouping());

@@ -14,6 +14,7 @@ dtr_buffer buffer(void);
 double seconds(void);
 const dtr_coll_options *options(void);
 dtr_op operator_of(void);
+extern dtr_op own_operator;
 void judge(dtr_status s);
 /* Of host memory, full of ones; a shape of at most two dimensions. */
 dtr_tensor *tensor_of(dtr_dtype d, int ndim, int64_t a, int64_t b);

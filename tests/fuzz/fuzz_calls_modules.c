@@ -14,7 +14,7 @@ enum { PARAMS = 3, CALLS = 12 };
 
 static void look_at_plan(const dtr_plan *p) {
     char text[300];
-    (void)dtr_plan_n_buckets(p);
+    (void)dtr_plan_bucket_count(p);
     (void)dtr_plan_get_bucket(p, (size_t)number(4));
     (void)dtr_plan_hash(p);
     (void)dtr_plan_print(p, text, pick(2) == 0 ? sizeof text : pick(30));
@@ -29,7 +29,7 @@ static void plans(void) {
     for (int i = 0; i < 3; i++) {
         p[i] = (dtr_plan_param){ .name = pick(2) == 0 ? NULL : "a",
                                  .numel = odd[pick(8)],
-                                 .dtype = (dtr_dtype)number(14),
+                                 .dtype = (dtr_dtype)number(21),
                                  .device = { (dtr_device_type)number(2), number(1) },
                                  .sparse = pick(4) == 0 };
         order[i] = (size_t)number(3);
@@ -45,7 +45,7 @@ static void plans(void) {
                                            pick(8) == 0 ? NULL : lens, pick(3),
                                            pick(16) == 0 ? NULL : &plan));
     look_at_plan(plan);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 }
 
 /* ---- a module ---- */
@@ -102,7 +102,7 @@ static dtr_status then(void *state, dtr_ddp_bucket *bucket, dtr_work **work) {
 static void look_at_bucket(const dtr_ddp_bucket *b) {
     size_t offset, count;
     (void)dtr_ddp_bucket_index(b);
-    (void)dtr_ddp_bucket_n_params(b);
+    (void)dtr_ddp_bucket_param_count(b);
     (void)dtr_ddp_bucket_is_last(b);
     (void)dtr_ddp_bucket_iteration(b);
     (void)dtr_ddp_bucket_buffer(b);
@@ -170,7 +170,7 @@ static void hooks(dtr_ddp *ddp) {
                                             pick(2) == 0 ? NULL : &o));
         break;
     case 2: /* the state goes with the module, or is lost */
-        judge(dtr_ddp_wrap_hook((dtr_dtype)number(14), pick(8) == 0 ? NULL : hook, &how, &wrapped,
+        judge(dtr_ddp_wrap_hook((dtr_dtype)number(21), pick(8) == 0 ? NULL : hook, &how, &wrapped,
                                 pick(16) == 0 ? NULL : &state));
         judge(wrapped != NULL ? dtr_ddp_register_hook(ddp, wrapped, state, NULL) : DTR_OK);
         break;
@@ -207,8 +207,7 @@ static void rows_of(dtr_ddp *ddp) {
 }
 
 static void look_at_module(dtr_ddp *ddp) {
-    char text[300];
-    dtr_ddp_stats s = { .struct_size = sizeof s };
+    dtr_ddp_stats s = DTR_DDP_STATS_INIT;
     s.struct_size = pick(4) == 0 ? pick(sizeof s + 1) : s.struct_size;
     judge(dtr_ddp_get_stats(ddp, pick(8) == 0 ? NULL : &s));
     (void)dtr_ddp_grad(ddp, index_of());
@@ -216,7 +215,6 @@ static void look_at_module(dtr_ddp *ddp) {
     (void)dtr_ddp_param(ddp, index_of(), NULL);
     (void)dtr_ddp_grad_defined(ddp, index_of());
     (void)dtr_ddp_sync(ddp);
-    (void)dtr_ddp_print_plan(ddp, text, pick(2) == 0 ? sizeof text : 0);
     look_at_plan(dtr_ddp_plan(ddp));
 }
 
@@ -297,9 +295,9 @@ static dtr_status update(void *state, size_t first, dtr_buffer param, dtr_buffer
 static void on_zero(dtr_zero *z) {
     static float state_of[256];
     uint64_t step = 0;
-    size_t count = dtr_zero_shard_count(z, (dtr_dtype)number(14));
+    size_t count = dtr_zero_shard_count(z, (dtr_dtype)number(21));
     count = count > 256 ? 256 : count;
-    dtr_zero_state s = { pick(8) == 0 ? NULL : "m", pick(4) == 0 ? (dtr_dtype)number(14) : DTR_F32,
+    dtr_zero_state s = { pick(8) == 0 ? NULL : "m", pick(4) == 0 ? (dtr_dtype)number(21) : DTR_F32,
                          dtr_cpu(state_of, count, pick(8) == 0 ? DTR_I8 : DTR_F32) };
     const dtr_zero_state *list = pick(8) == 0 ? NULL : &s;
     switch (pick(6)) {
@@ -328,8 +326,17 @@ static void on_optim(dtr_optim *o) {
     dtr_zero_state s;
     (void)dtr_optim_steps(o);
     (void)dtr_optim_state_nbytes(o);
-    (void)dtr_optim_n_states(o);
-    switch (pick(6)) {
+    (void)dtr_optim_state_count(o);
+    dtr_bytes own = { NULL, 0 };
+    switch (pick(8)) {
+    case 6:
+        own = (dtr_bytes){ pick(4) == 0 ? NULL : (void *)&own, pick(sizeof own) };
+        judge(dtr_optim_save_with(o, scratch_file(), own));
+        break;
+    case 7:
+        judge(dtr_optim_load_with(o, scratch_file(), pick(8) == 0 ? NULL : &own));
+        dtr_bytes_free(&own, 1);
+        break;
     case 0:
         judge(dtr_optim_set_rate(o, seconds()));
         break;
@@ -351,6 +358,42 @@ static void on_optim(dtr_optim *o) {
     }
 }
 
+static void on_loss_scale(dtr_loss_scale *l, dtr_optim *o) {
+    dtr_loss_scale_state state = DTR_LOSS_SCALE_STATE_INIT;
+    bool flag;
+    (void)dtr_loss_scale_value(l);
+    judge(dtr_loss_scale_get_state(l, pick(8) == 0 ? NULL : &state));
+    switch (pick(4)) {
+    case 0:
+        judge(dtr_loss_scale_step(l, o, pick(2) == 0 ? NULL : &flag));
+        break;
+    case 1:
+        judge(dtr_loss_scale_unscale(l, pick(8) == 0 ? NULL : &flag));
+        break;
+    case 2:
+        judge(dtr_loss_scale_update(l));
+        break;
+    default:
+        state.value = pick(2) == 0 ? seconds() : byte();
+        state.struct_size = pick(8) == 0 ? pick(sizeof state + 1) : sizeof state;
+        judge(dtr_loss_scale_set_state(l, pick(8) == 0 ? NULL : &state));
+        break;
+    }
+}
+
+static dtr_loss_scale *open_loss_scale(dtr_ddp *ddp) {
+    dtr_loss_scale_options o = DTR_LOSS_SCALE_OPTIONS_INIT;
+    dtr_loss_scale *l = NULL;
+    o.initial = pick(4) == 0 ? seconds() : byte();
+    o.growth = pick(4) == 0 ? seconds() : 0;
+    o.backoff = pick(4) == 0 ? seconds() : 0;
+    o.interval = pick(4);
+    o.least = pick(4) == 0 ? seconds() : 0;
+    o.most = pick(4) == 0 ? seconds() : 0;
+    judge(dtr_loss_scale_create(ddp, pick(2) == 0 ? NULL : &o, pick(16) == 0 ? NULL : &l));
+    return l;
+}
+
 static void optimizers(dtr_ddp *ddp) {
     dtr_zero_options zo = DTR_ZERO_OPTIONS_INIT;
     dtr_optim_options oo = DTR_OPTIM_OPTIONS_INIT;
@@ -364,32 +407,73 @@ static void optimizers(dtr_ddp *ddp) {
     oo.beta1 = seconds();
     oo.epsilon = seconds();
     oo.weight_decay = seconds();
+    oo.max_norm = seconds();
     oo.nesterov = pick(4) == 0;
     if (pick(2) == 0) {
         judge(dtr_zero_create(ddp, pick(2) == 0 ? NULL : &zo, pick(16) == 0 ? NULL : &zero));
     }
     judge(dtr_optim_create(ddp, zero, pick(2) == 0 ? NULL : &oo, pick(16) == 0 ? NULL : &optim));
+    dtr_loss_scale *scale = open_loss_scale(ddp);
     for (unsigned i = pick(CALLS); i > 0; i--) {
-        switch (pick(4)) {
+        double norm;
+        switch (pick(6)) {
+        case 5:
+            on_loss_scale(scale, optim);
+            break;
         case 0:
             pass(ddp);
             break;
         case 1:
             on_zero(zero);
             break;
+        case 2:
+            judge(dtr_ddp_clip_grad_norm(ddp, pick(8) == 0 ? NULL : zero, seconds(),
+                                         pick(2) == 0 ? NULL : &norm));
+            break;
         default:
             on_optim(optim);
             break;
         }
     }
+    judge(dtr_loss_scale_destroy(scale));
     judge(dtr_optim_destroy(optim));
     judge(dtr_zero_destroy(zero));
 }
 
+static void samplers(void) {
+    dtr_sampler *s = NULL;
+    dtr_sampler_options o = DTR_SAMPLER_OPTIONS_INIT;
+    dtr_sampler_state state = DTR_SAMPLER_STATE_INIT;
+    uint64_t indices[8];
+    size_t n = 0;
+    o.seed = byte();
+    o.sequential = pick(4) == 0;
+    o.drop_last = pick(2) == 0;
+    o.struct_size = pick(8) == 0 ? pick(sizeof o + 1) : o.struct_size;
+    judge(dtr_sampler_create(pick(8) == 0 ? UINT64_MAX >> pick(64) : byte(), number(4), number(4),
+                             pick(2) == 0 ? NULL : &o, pick(16) == 0 ? NULL : &s));
+    judge(dtr_sampler_get_state(s, pick(8) == 0 ? NULL : &state));
+    for (unsigned i = pick(CALLS); i > 0; i--) {
+        judge(dtr_sampler_next(s, pick(8), pick(16) == 0 ? NULL : indices,
+                               pick(16) == 0 ? NULL : &n));
+        judge(pick(2) == 0 ? dtr_sampler_set_epoch(s, byte()) : DTR_OK);
+        state.consumed = byte();
+        state.struct_size = pick(8) == 0 ? pick(sizeof state + 1) : sizeof state;
+        judge(dtr_sampler_set_state(s, pick(8) == 0 ? NULL : &state));
+        (void)dtr_sampler_count(s);
+        (void)dtr_sampler_left(s);
+    }
+    judge(dtr_sampler_destroy(s));
+}
+
 void fuzz_calls_modules(dtr_group *g) {
-    const unsigned which = pick(4);
+    const unsigned which = pick(5);
     if (which == 0) {
         plans();
+        return;
+    }
+    if (which == 4) {
+        samplers();
         return;
     }
     dtr_ddp *ddp = open_module(pick(2) == 0);

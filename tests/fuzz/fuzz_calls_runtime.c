@@ -7,6 +7,7 @@
 
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
+#include <dtr/nccl.h>
 
 #include "fuzz_calls.h"
 
@@ -50,6 +51,11 @@ static void tables(void) {
     (void)dtr_nccl_version();
     (void)dtr_version();
     dtr_call_site(pick(4) == 0 ? NULL : "somewhere.c", number(100));
+    char name[300] = "";
+    for (unsigned i = 0, n = pick(sizeof name); i < n; i++) {
+        name[i] = (char)byte();
+    }
+    dtr_call_site_copy(pick(4) == 0 ? NULL : name, number(100));
 }
 
 /* ---- the world ---- */
@@ -76,6 +82,7 @@ static void lists_of_world(dtr_world *w) {
     (void)dtr_world_find_tagged(w, texts[pick(4)], pick(8) == 0 ? NULL : ranks, n > 2 ? 2 : n);
     (void)dtr_backend_available(w, texts[pick(4)]);
     judge(dtr_world_dump(w, texts[pick(4)]));
+    judge(dtr_world_progress(w));
 }
 
 static void memory_of_world(dtr_world *w) {
@@ -85,6 +92,13 @@ static void memory_of_world(dtr_world *w) {
     dtr_device d = { (dtr_device_type)number(2), number(1) };
     judge(dtr_alloc(w, d, (dtr_mem)number(3), pick(4) == 0 ? odd[pick(4)] : byte(),
                     pick(16) == 0 ? NULL : &p));
+    const char *inside = p == NULL || pick(4) == 0 ? &foreign : (char *)p + byte();
+    (void)dtr_peer_pointer(w, inside, number(1));
+    judge(dtr_node_barrier(w));
+    if (pick(2) == 0) {
+        judge(dtr_retain(w, pick(4) == 0 ? &foreign : p));
+        judge(dtr_free(NULL, pick(4) == 0 ? &foreign : p));
+    }
     judge(dtr_free(world, p));
     judge(dtr_free(w, pick(2) == 0 ? NULL : &foreign));
 }
@@ -119,6 +133,13 @@ static void numbers_of_group(const dtr_group *g) {
     judge(dtr_group_status(g) < 0 ? DTR_OK : dtr_group_status(g));
 }
 
+static void hook(dtr_group *g, const dtr_op_report *r, void *arg) {
+    (void)arg;
+    if (r->kind[0] == '\0' || r->seq == 0 || !(r->duration_s >= 0) || dtr_group_size(g) < 1) {
+        abort();
+    }
+}
+
 static void facts_of_group(dtr_group *g) {
     dtr_group_info info = DTR_GROUP_INFO_INIT;
     dtr_group_stats stats = DTR_GROUP_STATS_INIT;
@@ -126,7 +147,15 @@ static void facts_of_group(dtr_group *g) {
     stats.struct_size = pick(4) == 0 ? pick(sizeof stats + 1) : stats.struct_size;
     judge(dtr_group_get_info(g, pick(8) == 0 ? NULL : &info));
     judge(dtr_group_get_stats(g, pick(8) == 0 ? NULL : &stats));
+    MPI_Comm comm = MPI_COMM_NULL;
+    judge(dtr_group_mpi_comm(g, pick(8) == 0 ? NULL : &comm));
+    judge(dtr_group_on_complete(g, pick(3) == 0 ? NULL : hook, NULL));
     judge(dtr_group_drain(g, seconds()));
+    judge(dtr_group_set_timeout(g, seconds()));
+    judge(dtr_group_set_timeout(g, 0.002)); /* that of its creation: receives that nobody serves */
+    void *handle = NULL;
+    judge(dtr_group_nccl_comm(g, (dtr_device){ (dtr_device_type)number(2), number(1) },
+                              pick(8) == 0 ? NULL : &handle));
     judge(dtr_group_connect(g, (dtr_device){ (dtr_device_type)number(2), number(1) }));
 }
 
@@ -150,6 +179,25 @@ static void listed_groups(void) {
     judge(dtr_group_destroy(made));
 }
 
+/* ---- operators ---- */
+
+dtr_op own_operator = DTR_USER_OP; /* the last that was made, alive or not */
+
+static void larger_bytes(void *inout, const void *in, size_t count, dtr_dtype dtype, void *arg) {
+    unsigned char *x = inout;
+    const unsigned char *y = in;
+    (void)arg;
+    for (size_t k = 0; k < count * dtr_dtype_size(dtype); k++) {
+        x[k] = y[k] > x[k] ? y[k] : x[k];
+    }
+}
+
+static void operators(dtr_world *w) {
+    judge(dtr_op_free(w, pick(4) == 0 ? operator_of() : own_operator));
+    judge(dtr_op_create(w, pick(8) == 0 ? NULL : larger_bytes, NULL, pick(2) == 0,
+                        pick(8) == 0 ? NULL : &own_operator));
+}
+
 /* ---- backends ---- */
 
 static dtr_status refuse(const dtr_backend_args *args, void **state) {
@@ -171,7 +219,7 @@ static void backend(void) {
 
 void fuzz_calls_runtime(dtr_group *g) {
     dtr_world *w = pick(16) == 0 ? NULL : world;
-    switch (pick(10)) {
+    switch (pick(11)) {
     case 0:
         tables();
         break;
@@ -200,6 +248,9 @@ void fuzz_calls_runtime(dtr_group *g) {
         break;
     case 8:
         listed_groups();
+        break;
+    case 9:
+        operators(w);
         break;
     default:
         backend();

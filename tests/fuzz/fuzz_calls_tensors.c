@@ -59,7 +59,7 @@ static void arithmetic(void) {
     judge(dtr_tensor_copy(some(), some(), NULL));
     judge(dtr_tensor_axpy(some(), seconds(), some(), NULL));
     judge(dtr_tensor_scale(some(), seconds(), NULL));
-    judge(dtr_tensor_norm2(some(), pick(8) == 0 ? NULL : &norm));
+    judge(dtr_tensor_norm(some(), NULL, pick(8) == 0 ? NULL : &norm));
 }
 
 static void copies(void) {
@@ -117,7 +117,11 @@ static void in_files(void) {
 static dtr_status on_one(dtr_group *g, dtr_work **w) {
     dtr_tensor *a = some(), *b = pick(4) == 0 ? a : some();
     const dtr_coll_options *o = options();
-    switch (pick(9)) {
+    const dtr_tensor_p2p both[2] = { { true, a, number(1), number(100) },
+                                     { false, b, number(1), number(100) } };
+    switch (pick(10)) {
+    case 8:
+        return dtr_tensor_batch_p2p(g, pick(8) == 0 ? NULL : both, 2, o, w);
     case 0:
         return dtr_tensor_broadcast(g, a, number(1), o, w);
     case 1:

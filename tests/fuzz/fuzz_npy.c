@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     }
     if (t != NULL) {
         double norm = 0;
-        (void)dtr_tensor_norm2(t, &norm);
+        (void)dtr_tensor_norm(t, NULL, &norm);
         dtr_tensor_release(t);
     }
     return 0;

@@ -6,7 +6,7 @@
 #include <dtr/dtr.h>
 
 #include "fuzz.h"
-#include "rt_recording.h"
+#include "recorder/recording.h"
 
 static dtr_world *world;
 
@@ -40,7 +40,7 @@ uint8_t *fuzz_seed(size_t i, size_t *nbytes) {
         dtr__rec_group *g = (dtr__rec_group *)((char *)m->header + m->header->groups_at);
         dtr__rec_run run = { .words = &g->followers };
         dtr__record r = { .group = atomic_load(&g->id), .seq = 1, .t_issued = 1000 };
-        (void)dtr__rec_lead(world, &run, 1, &r, 0);
+        (void)dtr__rec_run_begin(world, &run, 1, &r, 0);
         (void)dtr__rec_follow(world, &run, 1, 2, 2000);
     }
     uint8_t *data = m != NULL ? malloc(m->nbytes) : NULL;

@@ -5,8 +5,8 @@
 
 #include <dtr/dtr.h>
 
+#include "base/tune.h"
 #include "fuzz.h"
-#include "rt_tune.h"
 
 static const char CPU[] = "Some CPU 9000";
 

@@ -11,7 +11,7 @@
 
 #include <dtr/dtr.h>
 
-#include "tensor_device.h"
+#include "core/tensor_device.h"
 
 enum { SKIPPED = 77, ROUNDS = 21 };
 enum { SMALL = 16384, BIG = 4 << 20 }; /* elements of a gradient: 64 KiB and 16 MiB */

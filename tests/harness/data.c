@@ -7,11 +7,15 @@
 
 #include "harness.h"
 
-const dtr_dtype th_all_dtypes[14] = { DTR_BOOL, DTR_U8,     DTR_I8,     DTR_I16, DTR_I32,
-                                      DTR_I64,  DTR_F8E4M3, DTR_F8E5M2, DTR_F16, DTR_BF16,
-                                      DTR_F32,  DTR_F64,    DTR_C64,    DTR_C128 };
-const dtr_op th_all_ops[9] = { DTR_SUM,  DTR_AVG, DTR_PROD, DTR_MIN,       DTR_MAX,
-                               DTR_BAND, DTR_BOR, DTR_BXOR, DTR_PREMUL_SUM };
+const dtr_dtype th_all_dtypes[TH_DTYPES] = {
+    DTR_BOOL,   DTR_U8,  DTR_I8,   DTR_I16,       DTR_I32,       DTR_I64,      DTR_F8E4M3,
+    DTR_F8E5M2, DTR_F16, DTR_BF16, DTR_F32,       DTR_F64,       DTR_C64,      DTR_C128,
+    DTR_U16,    DTR_U32, DTR_U64,  DTR_F32_INDEX, DTR_F64_INDEX, DTR_I64_INDEX
+};
+const dtr_op th_all_ops[TH_OPS] = {
+    DTR_SUM, DTR_AVG,  DTR_PROD,       DTR_MIN,  DTR_MAX, DTR_BAND,
+    DTR_BOR, DTR_BXOR, DTR_PREMUL_SUM, DTR_LAND, DTR_LOR, DTR_LXOR
+};
 
 /* ---- small float formats, by arithmetic on doubles, independent of the library's bit tricks ----
  */
@@ -84,8 +88,12 @@ static bool is_complex(dtr_dtype d) {
     return d == DTR_C64 || d == DTR_C128;
 }
 
+static bool is_unsigned(dtr_dtype d) {
+    return d == DTR_U8 || d == DTR_U16 || d == DTR_U32 || d == DTR_U64;
+}
+
 static bool is_integer(dtr_dtype d) {
-    return d == DTR_U8 || d == DTR_I8 || d == DTR_I16 || d == DTR_I32 || d == DTR_I64;
+    return is_unsigned(d) || d == DTR_I8 || d == DTR_I16 || d == DTR_I32 || d == DTR_I64;
 }
 
 static void put_int(void *array, dtr_dtype d, size_t k, uint64_t v) {
@@ -104,6 +112,12 @@ static uint64_t get_int(const void *array, dtr_dtype d, size_t k) {
         return (uint64_t)(int64_t)((const int32_t *)array)[k];
     case DTR_I64:
         return (uint64_t)((const int64_t *)array)[k];
+    case DTR_U16:
+        return ((const uint16_t *)array)[k];
+    case DTR_U32:
+        return ((const uint32_t *)array)[k];
+    case DTR_U64:
+        return ((const uint64_t *)array)[k];
     default:
         return ((const uint8_t *)array)[k];
     }
@@ -131,7 +145,7 @@ void th_set(void *array, dtr_dtype d, size_t k, double re, double im) {
         ((double *)array)[2 * k + 1] = im;
         break;
     default:
-        put_int(array, d, k, (uint64_t)(int64_t)re);
+        put_int(array, d, k, re >= 0x1p63 ? (uint64_t)re : (uint64_t)(int64_t)re);
     }
 }
 
@@ -150,6 +164,8 @@ double th_get(const void *array, dtr_dtype d, size_t k, bool imag) {
         return ((const float *)array)[2 * k + imag];
     case DTR_C128:
         return ((const double *)array)[2 * k + imag];
+    case DTR_U64:
+        return (double)((const uint64_t *)array)[k];
     default:
         return (double)(int64_t)get_int(array, d, k);
     }
@@ -162,15 +178,71 @@ static double exact(dtr_dtype d, size_t k, int r) {
         return (double)((k + 2 * (size_t)r) % 4) - 1;
     }
     double x = (double)((7 * k + 13 * (size_t)r) % 17);
-    return d == DTR_U8 ? x : x - 8;
+    return is_unsigned(d) ? x : x - 8;
 }
 
 static bool negated(dtr_op op) {
-    return op == DTR_PROD || op == DTR_BAND || op == DTR_MIN;
+    return op == DTR_PROD || op == DTR_BAND || op == DTR_MIN || op == DTR_LAND;
 }
 
 static bool is_bit_op(dtr_op op) {
     return op == DTR_BAND || op == DTR_BOR || op == DTR_BXOR;
+}
+
+static bool is_logical(dtr_op op) {
+    return op == DTR_LAND || op == DTR_LOR || op == DTR_LXOR;
+}
+
+/* False for one rank in so many elements, or true, with any one bit set. */
+static uint64_t truth(dtr_dtype d, dtr_op op, size_t k, int r, int W) {
+    bool hit = (k + (size_t)r) % (size_t)(W + 1) == 0;
+    return (uint64_t)(hit != negated(op)) << k % (8 * dtr_dtype_size(d));
+}
+
+/* ---- pairs ---- */
+
+static bool is_pair(dtr_dtype d) {
+    return d >= DTR_F32_INDEX;
+}
+
+/* Few values, neighbours having the same, and of floats some NaN. */
+static double pair_value(dtr_dtype d, size_t k, int r) {
+    return d != DTR_I64_INDEX && (k + 3 * (size_t)r) % 23 == 0
+               ? NAN
+               : (double)((7 * k + 13 * (size_t)(r / 2)) % 5) - 2;
+}
+
+static int64_t pair_index(size_t k, int r) {
+    return (int64_t)((31 * k + 7919 * (size_t)r) % 1009) - 300;
+}
+
+/* What lies between value and index is `gap`. */
+static void put_pair(void *array, dtr_dtype d, size_t at, double value, int64_t index, int gap) {
+    char *to = (char *)array + at * sizeof(dtr_f64_index);
+    const float single = (float)value;
+    const int64_t whole = d != DTR_I64_INDEX   ? 0
+                          : value == INFINITY  ? INT64_MAX
+                          : value == -INFINITY ? INT64_MIN
+                                               : (int64_t)value;
+    memset(to, gap, offsetof(dtr_f64_index, index));
+    memcpy(to,
+           d == DTR_F32_INDEX   ? (const void *)&single
+           : d == DTR_F64_INDEX ? (const void *)&value
+                                : &whole,
+           d == DTR_F32_INDEX ? sizeof single : sizeof value);
+    memcpy(to + offsetof(dtr_f64_index, index), &index, sizeof index);
+}
+
+static void expect_pair(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int n) {
+    int best = 0;
+    for (int r = 1; r < n; r++) {
+        double a = pair_value(d, k, best), b = pair_value(d, k, r);
+        bool first = pair_index(k, r) < pair_index(k, best);
+        bool beyond = op == DTR_MINLOC ? b < a : b > a;
+        bool wins = isnan(a) ? isnan(b) && first : isnan(b) || beyond || (a == b && first);
+        best = wins ? r : best;
+    }
+    put_pair(dst, d, at, pair_value(d, k, best), pair_index(k, best), 0);
 }
 
 static void fill_one(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int r, int W) {
@@ -179,8 +251,16 @@ static void fill_one(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int
         ((uint8_t *)dst)[at] = hit != negated(op);
         return;
     }
+    if (is_pair(d)) {
+        put_pair(dst, d, at, pair_value(d, k, r), pair_index(k, r), 0x77);
+        return;
+    }
     if (is_bit_op(op)) {
         put_int(dst, d, at, UINT64_C(2654435761) * k + UINT64_C(40503) * (uint64_t)r);
+        return;
+    }
+    if (is_logical(op)) {
+        put_int(dst, d, at, truth(d, op, k, r, W));
         return;
     }
     if (op == DTR_PROD) {
@@ -196,7 +276,9 @@ static size_t period(dtr_dtype d, dtr_op op, int W) {
     if (d == DTR_BOOL) {
         return (size_t)W + 1;
     }
-    return is_bit_op(op) ? SIZE_MAX : op == DTR_PROD ? 3 : (size_t)4 * 17;
+    return is_bit_op(op) || is_logical(op) || is_pair(d) ? SIZE_MAX
+           : op == DTR_PROD                              ? 3
+                                                         : (size_t)4 * 17;
 }
 
 /* The first n of count elements are there: put them again behind themselves, as often as needed. */
@@ -220,23 +302,29 @@ static uint64_t combine_bits(dtr_op op, uint64_t a, uint64_t b) {
     return op == DTR_BAND ? a & b : op == DTR_BOR ? a | b : a ^ b;
 }
 
-static void expect_bool(uint8_t *dst, dtr_op op, size_t k, int W) {
+static void expect_bool(uint8_t *dst, dtr_op op, size_t k, int n, int W) {
     uint8_t acc = 0, one = 0;
-    for (int r = 0; r < W; r++) {
+    for (int r = 0; r < n; r++) {
         fill_one(&one, 0, DTR_BOOL, op, k, r, W);
-        acc = r == 0 ? one : op == DTR_BXOR ? acc ^ one : negated(op) ? acc & one : acc | one;
+        acc = r == 0                             ? one
+              : op == DTR_BXOR || op == DTR_LXOR ? acc ^ one
+              : negated(op)                      ? acc & one
+                                                 : acc | one;
     }
     *dst = acc;
 }
 
-static void expect_int(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int W) {
+static void expect_int(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int n, int W) {
     int64_t acc = 0;
-    for (int r = 0; r < W; r++) {
+    for (int r = 0; r < n; r++) {
         int64_t one = 0;
         fill_one(&one, 0, d, op, k, r, W);
         one = (int64_t)get_int(&one, d, 0);
+        one = is_logical(op) ? one != 0 : one;
         if (r == 0) {
             acc = one;
+        } else if (is_logical(op)) {
+            acc = op == DTR_LXOR ? acc ^ one : op == DTR_LOR ? acc | one : acc & one;
         } else if (is_bit_op(op)) {
             acc = (int64_t)combine_bits(op, (uint64_t)acc, (uint64_t)one);
         } else if (op == DTR_PROD) {
@@ -249,13 +337,19 @@ static void expect_int(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, i
     }
     put_int(dst, d, at, (uint64_t)acc); /* wraps to the type */
     if (op == DTR_AVG) {
-        put_int(dst, d, at, (uint64_t)((int64_t)get_int(dst, d, at) / W));
+        put_int(dst, d, at, (uint64_t)((int64_t)get_int(dst, d, at) / n));
     }
 }
 
-static void expect_float(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int W) {
+static double mean(dtr_dtype d, double sum, int n, int W) {
+    return n == W                          ? sum /* inputs were W times as large */
+           : d == DTR_F64 || d == DTR_C128 ? sum * W / n
+                                           : (double)((float)(sum * W) / (float)n);
+}
+
+static void expect_float(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k, int n, int W) {
     double re = 0, im = 0;
-    for (int r = 0; r < W; r++) {
+    for (int r = 0; r < n; r++) {
         double x = exact(d, k, r);
         if (op == DTR_PROD) {
             re = (r == 0 ? 1 : re) * ((k + (size_t)r) % 3 == 0 ? 2 : 1);
@@ -266,21 +360,54 @@ static void expect_float(void *dst, size_t at, dtr_dtype d, dtr_op op, size_t k,
             im = r == 0 ? -exact(d, k + 1, r) : im - exact(d, k + 1, r);
         }
     }
+    if (op == DTR_AVG) {
+        re = mean(d, re, n, W);
+        im = mean(d, im, n, W);
+    }
     th_set(dst, d, at, re, im);
 }
 
-void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int W) {
-    size_t n = period(d, op, W) < count ? period(d, op, W) : count;
-    for (size_t i = 0; i < n; i++) {
-        if (d == DTR_BOOL) {
-            expect_bool((uint8_t *)dst + i, op, first + i, W);
+static void expect_identity(void *dst, dtr_dtype d, dtr_op op) {
+    const double most = d == DTR_F8E4M3 ? 448 : INFINITY;
+    const size_t bits = 8 * dtr_dtype_size(d);
+    const bool high = op == DTR_MIN, one = op == DTR_PROD || op == DTR_LAND;
+    if (d == DTR_BOOL) {
+        *(uint8_t *)dst = negated(op);
+    } else if (is_pair(d)) {
+        const double end = op == DTR_MINLOC ? INFINITY : -INFINITY;
+        put_pair(dst, d, 0, end, INT64_MAX, 0);
+    } else if (!is_integer(d)) {
+        th_set(dst, d, 0, high ? most : op == DTR_MAX ? -most : one, 0);
+    } else if (op == DTR_BAND || (high && is_unsigned(d))) {
+        put_int(dst, d, 0, UINT64_MAX);
+    } else if (high || (op == DTR_MAX && !is_unsigned(d))) {
+        put_int(dst, d, 0, (UINT64_C(1) << (bits - 1)) - high);
+    } else {
+        put_int(dst, d, 0, one);
+    }
+}
+
+void th_expect_prefix(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int n, int W) {
+    size_t m = n == 0 ? 1 : period(d, op, W);
+    m = m < count ? m : count;
+    for (size_t i = 0; i < m; i++) {
+        if (n == 0) {
+            expect_identity(dst, d, op);
+        } else if (d == DTR_BOOL) {
+            expect_bool((uint8_t *)dst + i, op, first + i, n, W);
+        } else if (is_pair(d)) {
+            expect_pair(dst, i, d, op, first + i, n);
         } else if (is_integer(d)) {
-            expect_int(dst, i, d, op, first + i, W);
+            expect_int(dst, i, d, op, first + i, n, W);
         } else {
-            expect_float(dst, i, d, op, first + i, W);
+            expect_float(dst, i, d, op, first + i, n, W);
         }
     }
-    repeat(dst, d, n, count);
+    repeat(dst, d, m, count);
+}
+
+void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int W) {
+    th_expect_prefix(dst, d, op, first, count, W, W);
 }
 
 void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
@@ -288,6 +415,8 @@ void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
         uint64_t v = (uint64_t)(10000 * j + 100 * b) + k;
         if (d == DTR_BOOL) {
             ((uint8_t *)dst)[k] = (uint8_t)(v >> 2 ^ v) & 1;
+        } else if (is_pair(d)) {
+            put_pair(dst, d, k, (double)v, -(int64_t)v, 0x77);
         } else if (is_integer(d)) {
             put_int(dst, d, k, v);
         } else {

@@ -13,6 +13,8 @@ double th_get(const void *array, dtr_dtype d, size_t k, bool imag);
 void th_fill(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int r, int W);
 /* Expected result of reducing th_fill of all W ranks. PREMUL_SUM: every rank passes premul 0.5. */
 void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int W);
+/* The same of ranks 0 .. n-1; n 0: the identity of the operator. */
+void th_expect_prefix(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, int n, int W);
 /* Block data: element k of block b of rank j is 10000 j + 100 b + k, folded into the type's exact
  * range. */
 void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b);
@@ -40,7 +42,9 @@ uint64_t th_next(th_rng *g);
 double th_uniform(th_rng *g); /* [0, 1) */
 void th_random_floats(void *dst, dtr_dtype d, size_t count, th_rng *g, int min_exp, int max_exp);
 
-extern const dtr_dtype th_all_dtypes[14];
-extern const dtr_op th_all_ops[9];
+/* All element types, numbers first, then pairs; and all operators. */
+enum { TH_NUMBERS = 17, TH_DTYPES = 20, TH_OPS = 14 };
+extern const dtr_dtype th_all_dtypes[TH_DTYPES];
+extern const dtr_op th_all_ops[TH_OPS];
 
 #endif /* TH_DATA_H */

@@ -84,8 +84,16 @@ void th_barrier(void);
 void th_gather_u64(uint64_t mine, uint64_t *all /* [size] */);
 double th_now(void); /* CLOCK_MONOTONIC, which the ranks of one machine share */
 /* The last of all ranks' instants, on every rank. Tests compare instants ("nobody left before the
- * last one had come") and never assert how long something took: machines are slow at times. */
+ * last one had come") and do not assert how long something took: machines are slow at times. */
 double th_latest(double mine);
+/* Faults, and only they, have bounds: whether less than limit_s, some grace (10 s, more under
+ * sanitizers), and the time in which the machine held this process up have passed since th_begin().
+ * A thread that sleeps and works by turns measures how much it is held up. */
+typedef struct th_start {
+    double at, held;
+} th_start;
+th_start th_begin(void);
+bool th_in_time(th_start since, double limit_s);
 /* For checks that need ranks to come within a short limit: with a failed check on any rank and a
  * limit below 8 s, forgets the checks, doubles *limit_s and is true on all ranks: try again. */
 bool th_patience(double *limit_s);

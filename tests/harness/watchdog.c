@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "harness.h"
-#include "rt_world.h"
+#include "world/world.h"
 
 static struct {
     pthread_mutex_t lock; /* guards running and the condition */

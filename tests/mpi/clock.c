@@ -9,14 +9,16 @@
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
 
-#include "engine.h"
+#include "control/peers.h"
+#include "core/team.h"
+#include "diagnosis/dump.h"
+#include "diagnosis/heartbeat.h"
+#include "diagnosis/watchdog.h"
+#include "engine/engine.h"
 #include "groups_common.h"
-#include "rt_dump.h"
-#include "rt_heartbeat.h"
-#include "rt_internal.h"
-#include "rt_peers.h"
-#include "rt_recording.h"
+#include "recorder/recording.h"
 #include "settings.h"
+#include "world/world.h"
 
 /* ---- the clock ---- */
 
@@ -309,8 +311,8 @@ static int64_t beat_of(const dtr_world *w) {
 }
 
 static int64_t report_of(const dtr_world *w) {
-    dtr__digest d = { 0 };
-    return dtr__control_look(w, (th_rank() + 1) % th_size(), &d) ? d.seen_ns : 0;
+    dtr__rank_report d = { 0 };
+    return dtr__control_report_of(w, (th_rank() + 1) % th_size(), &d) ? d.seen_ns : 0;
 }
 
 /* Until the first has changed so often; how often has the second? */

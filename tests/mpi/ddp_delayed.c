@@ -51,7 +51,7 @@ static void backward(dtr_ddp *ddp, const synth *s, const dtr_ddp_options *o, int
 
 static void steps(const dtr_ddp_options *o, const synth *s) {
     dtr_ddp *ddp = ddp_new(s, o);
-    for (size_t b = 0; b < dtr_plan_n_buckets(dtr_ddp_plan(ddp)); b++) {
+    for (size_t b = 0; b < dtr_plan_bucket_count(dtr_ddp_plan(ddp)); b++) {
         const dtr_plan_bucket *k = dtr_plan_get_bucket(dtr_ddp_plan(ddp), b);
         for (size_t i = 0; i < k->n_slots; i++) {
             TH_CHECK(!listed(o, k->slots[i].param), "p%zu is in a bucket", k->slots[i].param);
@@ -131,7 +131,7 @@ START_TEST(all_delayed) {
         steps(&o, &s);
     }
     dtr_ddp *ddp = ddp_new(&s, &o);
-    TH_ALL(dtr_plan_n_buckets(dtr_ddp_plan(ddp)) == 0, "there are buckets");
+    TH_ALL(dtr_plan_bucket_count(dtr_ddp_plan(ddp)) == 0, "there are buckets");
     TH_OK(dtr_ddp_forward_begin(ddp));
     TH_OK(dtr_ddp_forward_end(ddp, NULL, 0));
     backward(ddp, &s, &o, 2);

@@ -7,6 +7,7 @@
 
 #include "data.h"
 #include "ddp_models.h"
+#include "world/world.h"
 
 /* ---- every allocation of the process is counted while `counting` ---- */
 
@@ -115,22 +116,43 @@ START_TEST(steady_state) {
 END_TEST
 
 /* H3, K11: backward writes into the bucket, and the average appears there: nothing moves, and every
- * rank of the node reads the others' gradients where they were written. */
+ * rank of the node reads the others' gradients where they were written. The ways of reducing are
+ * counted: where everything lies, and through copies in the backend's own memory. */
+static atomic_size_t in_place_pulls, staged_chunks;
+bool __real_dtr__shm_zero_pull(const dtr_group *g, void *s, const void *c, size_t budget,
+                               bool *moved);
+bool __wrap_dtr__shm_zero_pull(const dtr_group *g, void *s, const void *c, size_t budget,
+                               bool *moved);
+bool __wrap_dtr__shm_zero_pull(const dtr_group *g, void *s, const void *c, size_t budget,
+                               bool *moved) {
+    atomic_fetch_add(&in_place_pulls, 1);
+    return __real_dtr__shm_zero_pull(g, s, c, budget, moved);
+}
+bool __real_dtr__shm_stage_chunk(dtr_group *g, void *s, const void *c, void *post);
+bool __wrap_dtr__shm_stage_chunk(dtr_group *g, void *s, const void *c, void *post);
+bool __wrap_dtr__shm_stage_chunk(dtr_group *g, void *s, const void *c, void *post) {
+    atomic_fetch_add(&staged_chunks, 1);
+    return __real_dtr__shm_stage_chunk(g, s, c, post);
+}
+
 typedef struct places {
     dtr_ddp *ddp;
-    size_t outside, buckets, crooked;
+    size_t outside, buckets, crooked, plain;
 } places;
 
 static dtr_status look(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     places *p = state;
     dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
     const char *lo = buffer.data, *hi = lo + buffer.count * dtr_dtype_size(buffer.dtype);
-    for (size_t k = 0; k < dtr_ddp_bucket_n_params(b); k++) {
+    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
         size_t i = dtr_ddp_bucket_param(b, k, NULL, NULL);
         const char *g = (const char *)grad_of(p->ddp, i);
         p->outside += g < lo || g >= hi;
     }
     p->crooked += (uintptr_t)lo % 64 != 0;
+    int owner;
+    uint64_t offset;
+    p->plain += !dtr__arena_find(th_world(), lo, (size_t)(hi - lo), &owner, &offset);
     p->buckets++;
     return dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_AVG, NULL, work);
 }
@@ -154,8 +176,45 @@ START_TEST(in_place) {
     TH_ALL(p.outside == 0 && p.buckets >= 8, "%zu gradients outside of %zu buckets", p.outside,
            p.buckets);
     TH_ALL(p.crooked == 0, "%zu of %zu buckets do not begin at 64 bytes", p.crooked, p.buckets);
+    TH_ALL(p.plain == 0 || !dtr__arena_usable(th_world()),
+           "%zu of %zu buckets are not in node-shared memory", p.plain, p.buckets);
     TH_OK(dtr_ddp_destroy(ddp));
     synth_free(&s);
+}
+END_TEST
+
+/* Averages of buckets with views and without: no chunk is staged, as it is of plain memory. */
+START_TEST(read_in_place) {
+    enum { LONG = 200000 };
+    float *plain = calloc(LONG, sizeof *plain);
+    atomic_store(&staged_chunks, 0);
+    for (int k = 0; k < 2; k++) {
+        TH_IS(dtr_allreduce(th_group(), dtr_cpu(plain, LONG, DTR_F32),
+                            dtr_cpu(plain, LONG, DTR_F32), DTR_SUM, NULL, NULL),
+              DTR_OK);
+    }
+    TH_ALL(atomic_load(&staged_chunks) > 0, "staging is not seen");
+    free(plain);
+    for (int view = 0; view < 2; view++) {
+        synth s = synth_equal(3, LONG / 2);
+        dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+        o.grad_as_bucket_view = view == 1;
+        o.bucket_cap_bytes = LONG;
+        dtr_ddp *ddp = ddp_new(&s, &o);
+        for (int step = 0; step < 4; step++) {
+            th_barrier();
+            atomic_store(&in_place_pulls, 0);
+            atomic_store(&staged_chunks, 0);
+            synth_good_step(ddp, &s, step);
+            size_t pulls = atomic_load(&in_place_pulls), staged = atomic_load(&staged_chunks);
+            TH_CHECK(pulls >= 3 && (staged == 0 || step == 0), /* the rebuild sends an order */
+                     "view %d, step %d: 3 buckets were read in place %zu times, staged %zu", view,
+                     step, pulls, staged);
+            TH_AGREE();
+        }
+        TH_OK(dtr_ddp_destroy(ddp));
+        synth_free(&s);
+    }
 }
 END_TEST
 
@@ -270,6 +329,11 @@ static void add_tests(Suite *s) {
         th_skip("steady_state", "sanitizers have their own allocator");
     }
     th_add(tc, in_place, 0, 0);
+    if (dtr__arena_usable(th_world())) {
+        th_add(tc, read_in_place, 2, 0);
+    } else {
+        th_skip("read_in_place", "no node-shared memory here");
+    }
     th_add(tc, same_bits, 0, 0);
 }
 

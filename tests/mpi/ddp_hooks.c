@@ -14,7 +14,7 @@ static dtr_ddp_options small_buckets(bool view) {
 }
 
 static void set_all(const dtr_ddp_bucket *b, float value, bool add) {
-    for (size_t k = 0; k < dtr_ddp_bucket_n_params(b); k++) {
+    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
         dtr_tensor *g = dtr_ddp_bucket_grad(b, k);
         float *data = dtr_tensor_data(g);
         for (size_t i = 0; i < dtr_tensor_numel(g); i++) {
@@ -80,7 +80,7 @@ static dtr_status look(void *state, dtr_ddp_bucket *b, dtr_work **work) {
     w->wrong += dtr_ddp_bucket_iteration(b) != (uint64_t)w->step;
     w->wrong += buffer.dtype != DTR_F32 || dtr_ddp_bucket_stream(b) != NULL;
     w->wrong += dtr_group_size(dtr_ddp_bucket_group(b)) != th_size();
-    for (size_t k = 0; k < dtr_ddp_bucket_n_params(b); k++) {
+    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
         size_t offset, count, i = dtr_ddp_bucket_param(b, k, &offset, &count);
         float *g = dtr_tensor_data(dtr_ddp_bucket_grad(b, k));
         w->wrong += g != (float *)buffer.data + offset || count != 200;

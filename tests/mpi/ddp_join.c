@@ -6,7 +6,7 @@
 
 #include "data.h"
 #include "ddp_models.h"
-#include "rt_world.h"
+#include "world/world.h"
 
 enum { N = 4, SIZE = 50 };
 
@@ -49,7 +49,7 @@ static uint64_t trace(uint64_t since, uint64_t *last) {
         *last = r->number;
         if (r->number > since && strncmp(r->label, "ddp", 3) == 0 && r->p2p_seq == 0) {
             h = (h ^ r->kind) * 1099511628211u;
-            h = (h ^ r->dtype_op) * 1099511628211u;
+            h = (h ^ r->dtype) * 1099511628211u;
             h = (h ^ r->count_in) * 1099511628211u;
             h = (h ^ r->count_out) * 1099511628211u;
             h = (h ^ (r->flags & 2)) * 1099511628211u;

@@ -107,7 +107,7 @@ float *grad_of(dtr_ddp *ddp, size_t i) {
 }
 
 dtr_ddp_stats stats_of(const dtr_ddp *ddp) {
-    dtr_ddp_stats s = { .struct_size = sizeof s };
+    dtr_ddp_stats s = DTR_DDP_STATS_INIT;
     TH_IS(dtr_ddp_get_stats(ddp, &s), DTR_OK);
     return s;
 }
@@ -115,7 +115,7 @@ dtr_ddp_stats stats_of(const dtr_ddp *ddp) {
 void plan_text(const dtr_plan *plan, char *text, size_t cap) {
     size_t at = 0;
     text[0] = '\0';
-    for (size_t b = 0; b < dtr_plan_n_buckets(plan) && at < cap; b++) {
+    for (size_t b = 0; b < dtr_plan_bucket_count(plan) && at < cap; b++) {
         const dtr_plan_bucket *k = dtr_plan_get_bucket(plan, b);
         for (size_t i = 0; i < k->n_slots && at < cap; i++) {
             at += (size_t)snprintf(text + at, cap - at, "%s%zu",

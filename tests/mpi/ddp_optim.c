@@ -30,7 +30,10 @@ static synth model(dtr_dtype d) {
     return s;
 }
 
-static void backward(dtr_ddp *ddp, const synth *s, int step) {
+/* Where `apart`, the parameters of `late` are averaged apart: only their trigger is reported. */
+static const size_t late[] = { 1, 2 };
+
+static void backward(dtr_ddp *ddp, const synth *s, int step, bool apart) {
     for (size_t i = s->n; i-- > 0;) {
         float mine[2800];
         th_rng g = { (uint64_t)(1 + th_rank() * 100 + step * 10 + (int)i) };
@@ -39,7 +42,9 @@ static void backward(dtr_ddp *ddp, const synth *s, int step) {
         for (size_t k = 0; k < dtr_tensor_numel(t); k++) {
             th_set(dtr_tensor_data(t), s->dtype, k, mine[k], 0);
         }
-        TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        if (!apart || (i != late[0] && i != late[1])) {
+            TH_IS(dtr_ddp_grad_ready(ddp, i, NULL), DTR_OK);
+        }
     }
     TH_IS(dtr_ddp_backward_end(ddp, NULL), DTR_OK);
 }
@@ -72,8 +77,8 @@ static void compare(const dtr_optim_options *oo, dtr_dtype d) {
     TH_OK(dtr_optim_create(whole, NULL, oo, &x));
     TH_OK(dtr_optim_create(sharded, z, oo, &y));
     for (int step = 0; step < 8; step++) {
-        backward(whole, &a, step);
-        backward(sharded, &b, step);
+        backward(whole, &a, step, false);
+        backward(sharded, &b, step, false);
         if (step == 4) {
             TH_IS(dtr_optim_set_rate(x, 0.002), DTR_OK);
             TH_IS(dtr_optim_set_rate(y, 0.002), DTR_OK);
@@ -93,7 +98,7 @@ static void compare(const dtr_optim_options *oo, dtr_dtype d) {
     TH_IS(dtr_optim_step(y), DTR_ERR_STATE);
     TH_CHECK(dtr_optim_steps(y) == 8, "a failed step was counted");
     size_t want = 0;
-    for (size_t k = 0; k < dtr_optim_n_states(y); k++) {
+    for (size_t k = 0; k < dtr_optim_state_count(y); k++) {
         dtr_zero_state st;
         TH_IS(dtr_optim_state(y, k, &st), DTR_OK);
         TH_CHECK(st.data.count == dtr_zero_shard_count(z, d) && st.param_dtype == d, "'%s'",
@@ -166,7 +171,7 @@ START_TEST(rules) {
             r[e].p = (double)((float *)dtr_tensor_data(s.params[at[e][0]].value))[at[e][1]];
         }
         for (int step = 0; step < 10; step++) {
-            backward(ddp, &s, step);
+            backward(ddp, &s, step, false);
             for (int e = 0; e < 2; e++) {
                 expect(&all[c], &r[e], (double)grad_of(ddp, at[e][0])[at[e][1]], step + 1, e == 1);
             }
@@ -175,6 +180,51 @@ START_TEST(rules) {
                 float got = ((float *)dtr_tensor_data(s.params[at[e][0]].value))[at[e][1]];
                 TH_CHECK(fabs((double)got - r[e].p) < 2e-6, "rule %zu, step %d: %.9g, want %.9g", c,
                          step, (double)got, r[e].p);
+            }
+            TH_AGREE();
+        }
+        TH_OK(dtr_optim_destroy(o));
+        TH_OK(dtr_ddp_destroy(ddp));
+        synth_free(&s);
+    }
+}
+END_TEST
+
+/* Parameters that are averaged apart from the buckets are stepped as the others are. */
+START_TEST(delayed) {
+    const dtr_optim_options all[] = { rule(DTR_OPTIM_SGD, 0.9, 0.1, false),
+                                      rule(DTR_OPTIM_ADAMW, 0, 0.1, false) };
+    for (size_t c = 0; c < sizeof all / sizeof all[0]; c++) {
+        synth s = model(DTR_F32);
+        dtr_ddp_options op = small_buckets();
+        op.delayed = late;
+        op.n_delayed = 2;
+        op.delayed_trigger = 0;
+        op.has_delayed_trigger = true;
+        dtr_ddp *ddp = ddp_new(&s, &op);
+        dtr_optim *o = NULL;
+        TH_OK(dtr_optim_create(ddp, NULL, &all[c], &o));
+        size_t elements = 0;
+        reference r[N] = { { 0 } }; /* of the last element of each */
+        for (size_t i = 0; i < N; i++) {
+            size_t n = dtr_tensor_numel(s.params[i].value);
+            r[i].p = (double)((float *)dtr_tensor_data(s.params[i].value))[n - 1];
+            elements += n;
+        }
+        TH_CHECK(dtr_optim_state_nbytes(o) == elements * sizeof(float) * dtr_optim_state_count(o),
+                 "%zu bytes of state", dtr_optim_state_nbytes(o));
+        for (int step = 0; step < 5; step++) {
+            backward(ddp, &s, step, true);
+            for (size_t i = 0; i < N; i++) {
+                size_t n = dtr_tensor_numel(s.params[i].value);
+                expect(&all[c], &r[i], (double)grad_of(ddp, i)[n - 1], step + 1, shapes[i][1] > 0);
+            }
+            TH_IS(dtr_optim_step(o), DTR_OK);
+            for (size_t i = 0; i < N; i++) {
+                size_t n = dtr_tensor_numel(s.params[i].value);
+                float got = ((float *)dtr_tensor_data(s.params[i].value))[n - 1];
+                TH_CHECK(fabs((double)got - r[i].p) < 2e-6, "step %d, p%zu: %.9g, want %.9g", step,
+                         i, (double)got, r[i].p);
             }
             TH_AGREE();
         }
@@ -239,7 +289,7 @@ START_TEST(memory) {
     for (size_t i = 0; i < N; i++) {
         elements += dtr_tensor_numel(s.params[i].value);
     }
-    size_t padding = 2 * 64 * (N + W * dtr_plan_n_buckets(dtr_ddp_plan(ddp)));
+    size_t padding = 2 * 64 * (N + W * dtr_plan_bucket_count(dtr_ddp_plan(ddp)));
     size_t have = dtr_optim_state_nbytes(shard), full = dtr_optim_state_nbytes(whole);
     TH_CHECK(full == elements * 8, "%zu bytes for %zu elements", full, elements);
     TH_CHECK(have >= full / W && have * W < full + padding, "%zu bytes of %zu on %zu ranks", have,
@@ -281,7 +331,7 @@ START_TEST(refused) {
     TH_IS(dtr_optim_create(ddp, NULL, &bad, &o), DTR_ERR_ARG);
     TH_CHECK(o == NULL, "the output was touched");
     TH_OK(dtr_optim_create(ddp, NULL, NULL, &o));
-    TH_CHECK(dtr_optim_n_states(o) == 0 && dtr_optim_state_nbytes(o) == 0, "SGD has state");
+    TH_CHECK(dtr_optim_state_count(o) == 0 && dtr_optim_state_nbytes(o) == 0, "SGD has state");
     dtr_zero_state st;
     TH_IS(dtr_optim_state(o, 0, &st), DTR_ERR_ARG);
     TH_IS(dtr_optim_set_rate(o, -1), DTR_ERR_ARG);
@@ -315,6 +365,7 @@ static void make(Suite *suite) {
     TCase *tc = th_case(suite, "ddp optim", 100);
     th_add(tc, same_bits, 0, 0);
     th_add(tc, rules, 0, 0);
+    th_add(tc, delayed, 0, 0);
     th_add(tc, master, 0, 0);
     th_add(tc, memory, 0, 0);
     th_add(tc, refused, 0, 0);

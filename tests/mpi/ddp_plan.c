@@ -201,7 +201,7 @@ START_TEST(values_survive) {
         for (int step = 0; step < 10; step++) {
             ordered_step(ddp, &s, step, false);
             const dtr_plan *plan = dtr_ddp_plan(ddp);
-            for (size_t b = 0; view == 1 && b < dtr_plan_n_buckets(plan); b++) {
+            for (size_t b = 0; view == 1 && b < dtr_plan_bucket_count(plan); b++) {
                 const dtr_plan_bucket *k = dtr_plan_get_bucket(plan, b);
                 const char *data = (char *)grad_of(ddp, k->slots[0].param) - k->slots[0].offset;
                 for (size_t i = 0; i < k->n_slots; i++) {
@@ -232,7 +232,7 @@ START_TEST(limits) {
     ddp = ddp_new(&s, &o);
     expect_plan(ddp, "5|3,4|1,2|0");
     char text[2048];
-    size_t n = dtr_ddp_print_plan(ddp, text, sizeof text);
+    size_t n = dtr_plan_print(dtr_ddp_plan(ddp), text, sizeof text);
     TH_CHECK(n == strlen(text) && strstr(text, "p3(0) p4(448)") != NULL, "%s", text);
     TH_OK(dtr_ddp_destroy(ddp));
     o = (dtr_ddp_options)DTR_DDP_OPTIONS_INIT;

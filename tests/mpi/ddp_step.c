@@ -96,7 +96,7 @@ static void compare(int mode) {
         }
         TH_CHECK(y->calls == before + N, "%d calls", y->calls - before);
         const dtr_plan *plan = dtr_ddp_plan(during); /* launch order */
-        for (size_t c = 0, at = (size_t)before; c < dtr_plan_n_buckets(plan) && step > 0; c++) {
+        for (size_t c = 0, at = (size_t)before; c < dtr_plan_bucket_count(plan) && step > 0; c++) {
             const dtr_plan_bucket *k = dtr_plan_get_bucket(plan, c);
             for (size_t i = 0; i < k->n_slots; i++, at++) {
                 TH_CHECK(y->order[at] == k->slots[i].param, "call %zu was p%zu, want p%zu", at,

@@ -1,12 +1,13 @@
 /* Creating a module: what is refused, by all ranks alike even when one rank is at fault; what
  * differs between ranks is named; what is synchronised. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor_internal.h"
 #include "data.h"
 #include "ddp_models.h"
-#include "tensor_internal.h"
 
 static dtr_tensor *tensor(dtr_dtype d, int ndim, const int64_t *shape) {
     dtr_tensor *t = NULL;
@@ -109,8 +110,8 @@ static void integer_reduce(setup *s) {
 static void limits_half(setup *s) {
     s->o.n_plan_limits = 2;
 }
-static void time_below_zero(setup *s) {
-    s->o.timeout_s = -1;
+static void time_no_number(setup *s) {
+    s->o.timeout_s = NAN;
 }
 static void nothing(setup *s) {
     s->n = 0;
@@ -189,7 +190,7 @@ static const struct {
     { view_cast, DTR_ERR_STATE, "grad_as_bucket_view" },
     { integer_reduce, DTR_ERR_DTYPE, "reduce_dtype" },
     { limits_half, DTR_ERR_ARG, "plan_limits" },
-    { time_below_zero, DTR_ERR_ARG, "timeout_s" },
+    { time_no_number, DTR_ERR_ARG, "timeout_s" },
     { nothing, DTR_ERR_ARG, "parameters" },
     { partial_overlap, DTR_ERR_ARG, "overlaps" },
     { alias_flags, DTR_ERR_ARG, "flags" },

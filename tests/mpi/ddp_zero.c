@@ -152,7 +152,8 @@ static void compare(const variant *v) {
         for (size_t i = 0; i < N; i++) { /* nothing to wait for without DTR_ZERO_OVERLAP */
             TH_IS(dtr_zero_wait(z, i), DTR_OK);
         }
-        TH_CHECK(y->calls == (int)dtr_plan_n_buckets(dtr_ddp_plan(sharded)), "%d calls", y->calls);
+        TH_CHECK(y->calls == (int)dtr_plan_bucket_count(dtr_ddp_plan(sharded)), "%d calls",
+                 y->calls);
         TH_CHECK(hash == dtr_plan_hash(dtr_ddp_plan(sharded)), "the plan changed (SH1)");
         check_values(&a, &b, v->name, step);
     }
@@ -229,7 +230,7 @@ START_TEST(shards) {
     dtr_ddp_options o = small_buckets();
     dtr_ddp *ddp = ddp_new(&s, &o);
     dtr_zero *z = zero_new(ddp, 0);
-    size_t W = (size_t)th_size(), buckets = dtr_plan_n_buckets(dtr_ddp_plan(ddp)), total = 0,
+    size_t W = (size_t)th_size(), buckets = dtr_plan_bucket_count(dtr_ddp_plan(ddp)), total = 0,
            want = 0;
     for (size_t i = 0; i < N; i++) {
         total += sizes[i] * 4;

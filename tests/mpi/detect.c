@@ -16,8 +16,8 @@
 
 #include "flipping.h"
 #include "groups_common.h"
-#include "rt_hash.h"
-#include "rt_recording.h"
+#include "recorder/hash.h"
+#include "recorder/recording.h"
 #include "settings.h"
 
 enum { LINES = 256 };
@@ -460,7 +460,8 @@ START_TEST(FI28_peers_are_told_of_a_nan) {
         give_nan(g, "grad.3");
     }
     until_told(g, "allreduce #1 f32 x 4 sum 'grad.3'", text);
-    give_nan(other, "grad.4"); /* news of one rank come in order: a second line would be here too */
+    /* Notifications of one rank come in order: a second line would be here too. */
+    give_nan(other, "grad.4");
     until_told(g, "allreduce #1 f32 x 4 sum 'grad.4'", text);
     TH_IS(dtr_group_status(g), DTR_OK);
     TH_IS(dtr_group_status(other), DTR_OK);

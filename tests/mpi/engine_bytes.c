@@ -1,4 +1,5 @@
 /* Byte strings (OBJ rows; OBJ4: each call returns when it is over, there is no work to ask for). */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -203,7 +204,7 @@ START_TEST(bad_arguments) {
     TH_IS(dtr_recv_bytes(th_group(), 1, me, 0, NULL, out, NULL), DTR_ERR_RANK);
     TH_IS(dtr_send_bytes(th_group(), &one, 1, (me + 1) % n, -1, NULL),
           n > 1 ? DTR_ERR_ARG : DTR_ERR_RANK);
-    o.timeout_s = -1;
+    o.timeout_s = NAN;
     TH_IS(dtr_allgather_bytes(th_group(), one, &o, out), DTR_ERR_ARG);
     dtr_bytes huge[2] = { { &x, SIZE_MAX }, { &x, 1 } };
     TH_IS(dtr_broadcast_bytes(th_group(), huge, 2, me, NULL, out), DTR_ERR_OVERFLOW);

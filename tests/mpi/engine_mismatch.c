@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "coll_internal.h"
+#include "core/team.h"
 #include "harness.h"
 
 enum { ROOM = 64 }; /* elements of each buffer */
@@ -39,6 +39,8 @@ enum { PLACES = sizeof places / sizeof places[0] };
 
 typedef enum what {
     ALLREDUCE,
+    SCAN,
+    EXSCAN,
     BROADCAST,
     REDUCE,
     BARRIER,
@@ -128,6 +130,10 @@ static dtr_status call(dtr_group *g, const shape *sh, size_t odd) {
     switch (sh->k) {
     case ALLREDUCE:
         return dtr_allreduce(g, in, out, sh->op, NULL, NULL);
+    case SCAN:
+        return dtr_scan(g, in, out, sh->op, NULL, NULL);
+    case EXSCAN:
+        return dtr_exscan(g, in, out, sh->op, NULL, NULL);
     case BROADCAST:
         return dtr_broadcast(g, out, sh->root, NULL, NULL);
     case REDUCE:
@@ -188,6 +194,21 @@ static const struct {
       "the root of broadcast",
       "most have 1",
       "0" },
+    { { SCAN, 4, DTR_F32, DTR_SUM, 0 },
+      { EXSCAN, 4, DTR_F32, DTR_SUM, 0 },
+      "the kind of scan",
+      "most have scan",
+      "exscan" },
+    { { EXSCAN, 4, DTR_F32, DTR_SUM, 0 },
+      { EXSCAN, 4, DTR_F32, DTR_PROD, 0 },
+      "the op of exscan",
+      "most have sum",
+      "prod" },
+    { { SCAN, 4, DTR_I32, DTR_SUM, 0 },
+      { SCAN, 3, DTR_I32, DTR_SUM, 0 },
+      "the count of scan",
+      "most have 4",
+      "3" },
     { { BARRIER, 4, DTR_F32, DTR_SUM, 0 },
       { ALLREDUCE, 4, DTR_F32, DTR_SUM, 0 },
       "the kind of barrier",
@@ -381,7 +402,8 @@ START_TEST(DBG4_missing_rank_is_named) {
         dtr_group *g = group_on(w, places[p].backend, 600);
         char word[64];
         shape sh = { BROADCAST, 4, DTR_F32, DTR_SUM, 0 };
-        g->timeout_s = 0.3; /* from here on: its creation may take longer */
+        TH_IS(dtr_group_set_timeout(g, 0.3),
+              DTR_OK); /* from here on: its creation may take longer */
         th_barrier();
         if (th_rank() != th_size() - 1) {
             TH_IS(call(g, &sh, 0), DTR_ERR_TIMEOUT); /* the root too, which needs nobody */

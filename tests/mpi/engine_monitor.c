@@ -22,7 +22,7 @@ START_TEST(all_come) {
         double left = th_now();
         TH_CHECK(n == 0, "n_missing is %d", n);
         TH_CHECK(left >= th_latest(came), "it left before rank %d came", late);
-        TH_IS(dtr_monitored_barrier(th_group(), 0, false, NULL, NULL), DTR_OK);
+        TH_IS(dtr_monitored_barrier(th_group(), -1, false, NULL, NULL), DTR_OK);
         TH_AGREE();
     }
     TH_ALL(dtr_group_seq(th_group()) == seq, "the sequence moved");
@@ -39,7 +39,7 @@ static bool listed(const int *list, int n, int rank) {
 }
 
 /* Calls on all ranks but the absent ones, which come when the others have failed and get the same
- * verdict. */
+ * result. */
 static void absent_once(const int *who, int n_who, bool wait_all, double limit) {
     int missing[MOST] = { -1 }, n = -1;
     bool here = !listed(who, n_who, th_rank());
@@ -118,7 +118,7 @@ START_TEST(earliest_limit) {
 }
 END_TEST
 
-/* BAR15: a rank that has missed several calls gets their verdicts one after the other. */
+/* BAR15: a rank that has missed several calls gets their results one after the other. */
 START_TEST(several_missed) {
     enum { CALLS = 3 };
     int gone = th_size() - 1;

@@ -1,48 +1,13 @@
 /* Small blocking collectives called again and again: the short way through the engine gives the
- * same results, numbers, records and errors as the ordinary one (WRK10, WRK17, WRK18, DBG6, CHK12,
- * reliability P3, P9, P13). */
+ * same results, numbers and records as the ordinary one (WRK17, WRK18, reliability P3, P9, P13). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll_internal.h"
-#include "harness.h"
+#include "core/team.h"
+#include "engine_repeat.h"
 #include "resident.h"
-
-enum { TIMES = 200, MOST_RANKS = 16 };
-
-static dtr_buffer i32s(int32_t *x, size_t n) {
-    return dtr_cpu(x, n, DTR_I32);
-}
-
-static int32_t triangle(int n) {
-    return n * (n + 1) / 2;
-}
-
-/* One place for all allreduces of a test: what differs is the arguments alone. */
-static dtr_status reduce_here(dtr_group *g, dtr_buffer in, dtr_buffer out, dtr_op op,
-                              const dtr_coll_options *o) {
-    return dtr_allreduce(g, in, out, op, o, NULL);
-}
-
-/* The same sum many times, so that the short way is in use. Nobody breaks the group while another
- * is in the last of them. */
-static void warm_up(dtr_group *g) {
-    for (int i = 0; i < TIMES; i++) {
-        int32_t x = th_rank() + i, y = 0;
-        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
-        TH_CHECK(y == triangle(th_size() - 1) + i * th_size(), "sum %d is %d", i, y);
-    }
-    th_barrier();
-}
-
-/* The test has broken its group on some ranks: let all know, so that its end is local. */
-static void all_break(void) {
-    TH_AGREE();
-    TH_IS(dtr_group_abort(th_group(), "the test is over"), DTR_OK);
-    th_good_allreduce(dtr_world_group(th_world()));
-}
 
 static void one_of_each(dtr_group *g, int i) {
     int n = th_size(), r = th_rank(), root = i % n;
@@ -262,7 +227,7 @@ static void check_records(size_t n, uint64_t last_seq, const char *label) {
                      r[i].status == DTR_OK && r[i].seq == last_seq - (n - 1 - i),
                  "record %zu: kind %d, state %d, status %d, seq %d of %d", i, r[i].kind, r[i].state,
                  r[i].status, (int)r[i].seq, (int)last_seq);
-        TH_CHECK(strncmp(r[i].site, "engine_repeat.c:", 16) == 0, "site \"%s\"", r[i].site);
+        TH_CHECK(strncmp(r[i].site, "engine_repeat.h:", 16) == 0, "site \"%s\"", r[i].site);
         TH_CHECK(strcmp(r[i].label, label) == 0, "label \"%s\", not \"%s\"", r[i].label, label);
         TH_CHECK(r[i].t_issued > 0 && r[i].t_finished >= r[i].t_issued &&
                      r[i].deadline > r[i].t_issued && (r[i].flags & DTR__REC_BLOCKING) != 0,
@@ -330,138 +295,6 @@ START_TEST(between_asynchronous_ones) {
 }
 END_TEST
 
-/* DBG6: one rank calls something else after many equal calls; all say so, nothing is written. */
-static void disagree(dtr_op op, size_t count, dtr_dtype dtype, const char *word) {
-    int32_t x[4] = { 1, 2, 3, 4 }, y[4] = { -1, -1, -1, -1 };
-    bool odd = th_rank() == th_size() - 1;
-    warm_up(th_group());
-    TH_IS(reduce_here(th_group(), dtr_cpu(x, odd ? count : 1, odd ? dtype : DTR_I32),
-                      dtr_cpu(y, odd ? count : 1, odd ? dtype : DTR_I32), odd ? op : DTR_SUM, NULL),
-          DTR_ERR_MISMATCH);
-    TH_MESSAGE(word);
-    TH_MESSAGE("engine_repeat.c:");
-    TH_CHECK(y[0] == -1 && y[3] == -1, "a buffer was written: %d", y[0]);
-    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
-    TH_AGREE();
-    th_good_allreduce(dtr_world_group(th_world()));
-}
-
-START_TEST(other_operator) {
-    disagree(DTR_MAX, 1, DTR_I32, "op");
-}
-END_TEST
-
-START_TEST(other_count) {
-    disagree(DTR_SUM, 3, DTR_I32, "count");
-}
-END_TEST
-
-START_TEST(other_dtype) {
-    disagree(DTR_SUM, 1, DTR_F32, "dtype");
-}
-END_TEST
-
-/* DBG7: after many calls that fit, the last rank gives more than the root takes of it. */
-START_TEST(other_block) {
-    int32_t x[2] = { 1, 2 }, got[MOST_RANKS + 1];
-    size_t ones[MOST_RANKS];
-    int n = th_size();
-    for (int k = 0; k < n; k++) {
-        ones[k] = 1;
-    }
-    for (int i = 0; i < 20; i++) {
-        bool last = i == 19;
-        memset(got, -1, sizeof got);
-        if (last) {
-            th_barrier();
-        }
-        dtr_status s = dtr_gatherv(th_group(), i32s(x, last && th_rank() == n - 1 ? 2 : 1),
-                                   i32s(got, th_rank() == 0 ? (size_t)n : 0), ones, 0, NULL, NULL);
-        bool may_miss = last && th_rank() != 0; /* it has given and need not wait for the root */
-        TH_CHECK(s == (last ? DTR_ERR_MISMATCH : DTR_OK) || (may_miss && s == DTR_OK),
-                 "call %d: %s", i, dtr_last_error_message());
-        TH_CHECK(got[n - 1] == (last || th_rank() != 0 ? -1 : 1), "call %d gave %d", i, got[n - 1]);
-    }
-    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(got, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
-    TH_MESSAGE("gatherv");
-    TH_MESSAGE("engine_repeat.c:");
-    TH_AGREE();
-    th_good_allreduce(dtr_world_group(th_world()));
-}
-END_TEST
-
-START_TEST(other_kind) {
-    int32_t x = 1, y = -1;
-    warm_up(th_group());
-    for (int i = 0; i < 3; i++) {
-        TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_OK);
-    }
-    th_barrier();
-    if (th_rank() == 0) {
-        TH_IS(dtr_broadcast(th_group(), i32s(&x, 1), 0, NULL, NULL), DTR_ERR_MISMATCH);
-    } else {
-        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
-    }
-    TH_MESSAGE("broadcast");
-    TH_MESSAGE("allreduce");
-    TH_CHECK(y == -1, "a buffer was written: %d", y);
-    TH_AGREE();
-    th_good_allreduce(dtr_world_group(th_world()));
-}
-END_TEST
-
-/* The first calls may reach the limit too where the machine is busy. */
-static void leave_out_rank_0(double limit) {
-    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
-    dtr_group *g = NULL;
-    int32_t x = 1, y = 0;
-    o.timeout_s = limit;
-    TH_IS(dtr_group_split(th_group(), 0, th_rank(), &o, &g), DTR_OK);
-    for (int i = 0; i < 20; i++) {
-        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
-    }
-    th_barrier();
-    if (th_rank() != 0) {
-        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
-        TH_MESSAGE("allreduce #21");
-        TH_MESSAGE("rank 0");
-        TH_MESSAGE("engine_repeat.c:");
-    }
-    th_barrier();
-    TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
-    TH_MESSAGE("allreduce #21");
-    TH_CHECK(dtr_group_status(g) == DTR_ERR_TIMEOUT, "group status %d", dtr_group_status(g));
-    TH_IS(dtr_group_destroy(g), DTR_OK);
-}
-
-/* WRK10, CHK12: a rank that does not come; who comes late learns it at once. */
-START_TEST(absent_rank) {
-    double limit = 1;
-    do {
-        leave_out_rank_0(limit);
-    } while (th_patience(&limit));
-    TH_AGREE();
-    th_good_allreduce(th_group());
-}
-END_TEST
-
-/* Rank 0 aborts while the others wait inside. */
-START_TEST(aborted_inside) {
-    int32_t x = 1, y = 0;
-    warm_up(th_group());
-    th_barrier();
-    if (th_rank() == 0) {
-        TH_IS(dtr_group_abort(th_group(), "no more of this"), DTR_OK);
-    } else {
-        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
-        TH_MESSAGE("no more of this");
-    }
-    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
-    TH_MESSAGE("no more of this");
-    all_break();
-}
-END_TEST
-
 typedef struct job {
     dtr_group *group;
     int bad;
@@ -515,7 +348,7 @@ START_TEST(two_threads) {
 }
 END_TEST
 
-enum { ROW = 100, KINDS_WITH_ROOT = 6 };
+enum { KINDS_WITH_ROOT = 6 };
 
 /* Call `i` of a row: `kind` with this root, `n` elements of every rank. */
 static void call_of_row(dtr_group *g, int kind, int root, size_t n, int i) {
@@ -585,60 +418,6 @@ START_TEST(rows_with_a_root) {
 }
 END_TEST
 
-static dtr_status send_here(dtr_group *g, int32_t *x) {
-    return dtr_broadcast(g, i32s(x, 1), 0, NULL, NULL);
-}
-
-/* DBG6, EA4: within a row the last rank calls something else. It says so, and so does everybody's
- * next call: the others may have left theirs. */
-START_TEST(other_kind_after_a_row) {
-    int32_t x = 1, y = -1;
-    for (int i = 0; i < ROW; i++) {
-        TH_IS(send_here(th_group(), &x), DTR_OK);
-    }
-    th_barrier(); /* a rank far behind would learn of the end before it has finished these */
-    if (th_rank() == th_size() - 1) {
-        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
-        TH_MESSAGE("broadcast");
-        TH_MESSAGE("allreduce");
-    } else {
-        for (int i = 0; i < ROW && send_here(th_group(), &x) == DTR_OK; i++) {
-        }
-    }
-    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
-    TH_MESSAGE("broadcast");
-    TH_MESSAGE("allreduce");
-    TH_MESSAGE("engine_repeat.c:");
-    TH_CHECK(y == -1, "a buffer was written: %d", y);
-    TH_AGREE();
-    th_good_allreduce(dtr_world_group(th_world()));
-}
-END_TEST
-
-/* DBG6: after rows of two kinds the last rank gives to rank 0, which sends to all. Neither would
- * have to look at the other, so nobody leaves the first call of a row before all have come. */
-START_TEST(other_row) {
-    int32_t x = 1, y = -1;
-    dtr_status s = DTR_OK;
-    for (int i = 0; i <= ROW; i++) {
-        const bool gives = i == ROW ? th_rank() == th_size() - 1 : i / 4 % 2 == 0;
-        dtr_buffer out = i32s(&y, th_rank() == 0);
-        TH_CHECK(s == DTR_OK, "call %d: %s", i, dtr_last_error_message());
-        if (i == ROW) { /* the rows have ended */
-            TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
-        }
-        s = gives ? dtr_reduce(th_group(), i32s(&x, 1), out, DTR_MAX, 0, NULL, NULL)
-                  : send_here(th_group(), &x);
-    }
-    TH_IS(s, DTR_ERR_MISMATCH);
-    TH_MESSAGE("broadcast");
-    TH_MESSAGE("reduce");
-    TH_MESSAGE("engine_repeat.c:");
-    TH_AGREE();
-    th_good_allreduce(dtr_world_group(th_world()));
-}
-END_TEST
-
 /* Calls take no memory. */
 START_TEST(many_calls) {
     int32_t x = 1, y = 0;
@@ -658,11 +437,6 @@ START_TEST(many_calls) {
 }
 END_TEST
 
-/* Between nodes a call may have ended before the ranks' arguments are compared. */
-#define ADD_OF_ONE_NODE(tc, test)                                                        \
-    (getenv("DTR_NODE_RANKS") != NULL ? th_skip(#test, "the ranks are on several nodes") \
-                                      : th_add_sized((tc), #test, (test), 2, 0))
-
 static void make(Suite *s) {
     TCase *tc = th_case(s, "results", 60);
     th_add(tc, alternating, 0, 0);
@@ -675,16 +449,6 @@ static void make(Suite *s) {
     th_add(tc, two_threads, 2, 0);
     th_add(tc, rows_with_a_root, 0, 0);
     th_add_measured(tc, many_calls, 2, 2);
-    tc = th_case(s, "errors", 60);
-    th_add(tc, other_operator, 2, 0);
-    th_add(tc, other_count, 2, 0);
-    th_add(tc, other_dtype, 2, 0);
-    ADD_OF_ONE_NODE(tc, other_kind);
-    ADD_OF_ONE_NODE(tc, other_block);
-    ADD_OF_ONE_NODE(tc, other_kind_after_a_row);
-    ADD_OF_ONE_NODE(tc, other_row);
-    th_add(tc, absent_rank, 2, 0);
-    th_add(tc, aborted_inside, 2, 0);
 }
 
 int main(int argc, char **argv) {

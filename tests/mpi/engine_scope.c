@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll_internal.h"
+#include "core/op.h"
 #include "harness.h"
+#include "recorder/recorder.h"
 #include "settings.h"
 
 static dtr_buffer i32s(int32_t *x, size_t n) {
@@ -37,7 +38,8 @@ END_TEST
 /* COA7: every kind in one scope, each run as what it is, with a work. */
 START_TEST(mixed_kinds) {
     int n = th_size(), me = th_rank(), next = (me + 1) % n, before = (me + n - 1) % n;
-    int32_t bc = me, ar = 1, s = me, r = -1, s2 = 100 + me, r2 = -1, *ag = calloc((size_t)n, 4);
+    int32_t bc = me, ar = 1, s = me, r = -1, s2 = 100 + me, r2 = -1, up = 2, below = -1,
+            *ag = calloc((size_t)n, 4);
     float rs[64], got = -1;
     dtr_work *w = NULL;
     for (int i = 0; i < n; i++) {
@@ -50,6 +52,8 @@ START_TEST(mixed_kinds) {
     TH_IS(dtr_send(th_group(), i32s(&s, 1), next, 7, NULL, NULL), DTR_OK);
     TH_IS(dtr_allreduce(th_group(), i32s(&ar, 1), i32s(&ar, 1), DTR_SUM, NULL, NULL), DTR_OK);
     TH_IS(dtr_recv(th_group(), i32s(&r, 1), before, 7, NULL, NULL), DTR_OK);
+    TH_IS(dtr_scan(th_group(), i32s(&up, 1), i32s(&up, 1), DTR_SUM, NULL, NULL), DTR_OK);
+    TH_IS(dtr_exscan(th_group(), i32s(&s2, 1), i32s(&below, 1), DTR_MAX, NULL, NULL), DTR_OK);
     TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
     TH_IS(dtr_batch_p2p(th_group(), ops, 2, NULL, NULL), DTR_OK);
     TH_IS(dtr_allgather(th_group(), i32s(&s, 1), i32s(ag, (size_t)n), NULL, NULL), DTR_OK);
@@ -67,6 +71,8 @@ START_TEST(mixed_kinds) {
     for (int i = 0; i < n; i++) {
         TH_CHECK(ag[i] == i, "block %d is %d", i, ag[i]);
     }
+    TH_CHECK(up == 2 * (me + 1) && below == (me == 0 ? INT32_MIN : 99 + me), "scans gave %d, %d",
+             up, below);
     TH_CHECK(got == (float)(me * n), "reduce_scatter gave %g", got);
     free(ag);
     TH_AGREE();

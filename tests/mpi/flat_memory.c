@@ -7,7 +7,7 @@
 
 #include "harness.h"
 #include "resident.h"
-#include "rt_internal.h"
+#include "world/world.h"
 
 enum { KIB = 1024, WORDS = 2048, OPS = 8 }; /* OPS: of a round */
 

@@ -68,6 +68,9 @@ START_TEST(NEW37_flags) {
     o.deterministic = th_rank() == th_size() - 1;
     disagree(NULL, th_size(), &o, (const char *[]){ "deterministic: ", "true on rank" });
     o = options(0, NULL);
+    o.reproducible = th_rank() == th_size() - 1;
+    disagree(NULL, th_size(), &o, (const char *[]){ "reproducible: ", "true on rank" });
+    o = options(0, NULL);
     o.local_sync = th_rank() == th_size() - 1;
     disagree(NULL, th_size(), &o, (const char *[]){ "local_sync: ", "true on rank" });
 }

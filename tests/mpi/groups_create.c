@@ -1,5 +1,5 @@
 /* dtr_group_create: what it refuses, what it makes, and how groups are named. */
-#include "coll_internal.h"
+#include "core/team.h"
 #include "groups_common.h"
 
 /* ---- refusals ---- */

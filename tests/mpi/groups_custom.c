@@ -6,7 +6,7 @@
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
 
-#include "coll_internal.h"
+#include "core/team.h"
 #include "groups_common.h"
 
 /* ---- a loopback backend that counts ---- */
@@ -330,7 +330,8 @@ static stuck_in begin_stuck(void) {
 /* The group is healthy, and a thread is inside its transport with its lock, if there is one. */
 static stuck_in hang_in_group(void) {
     stuck_in in = begin_stuck();
-    in.group->timeout_s = 0.3; /* from here on: its creation may take longer */
+    TH_IS(dtr_group_set_timeout(in.group, 0.3),
+          DTR_OK); /* from here on: its creation may take longer */
     bool done = false;
     atomic_store(&stuck.begun, 1);
     while (!done) {

@@ -7,7 +7,6 @@
 #include <dtr/backend.h>
 #include <dtr/mpi.h>
 
-#include "coll_internal.h"
 #include "groups_common.h"
 
 /* ---- a backend that multiplies by the group's size, and looks at what it is called for ---- */
@@ -187,7 +186,7 @@ static dtr_status scope(dtr_group *g, dtr_op second, bool with_barrier) {
     }
     TH_CHECK(seen.starts == starts, "%d calls began before the end of the scope",
              seen.starts - starts);
-    th_barrier(); /* a failure of one is news to the others from here on */
+    th_barrier(); /* from here on the others may be notified of the failure of one */
     dtr_status s = dtr_coalesce_end(g, &work);
     if (s == DTR_OK) {
         s = dtr_work_wait(work, -1);

@@ -149,10 +149,14 @@ static void check_order(dtr_group *g) {
 
 /* NEW4: group ranks follow the caller's list, however they lie on the nodes. */
 START_TEST(ranks_in_any_order) {
-    for (int form = 0; form < 3; form++) {
+    for (int form = 0; form < 4; form++) { /* the last one: second of the first node behind all */
         dtr_group *g = NULL;
         int W = th_size(), r = th_rank();
-        int key = form == 0 ? -r : form == 1 ? r % 2 * W + r : r * 5 % W;
+        int key = form == 0   ? -r
+                  : form == 1 ? r % 2 * W + r
+                  : form == 2 ? r * 5 % W
+                  : r == 1    ? W
+                              : r;
         TH_OK(dtr_group_split(th_group(), 0, key, NULL, &g));
         check_order(g);
         TH_OK(dtr_group_destroy(g));

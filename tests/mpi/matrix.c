@@ -1,5 +1,5 @@
 /* Every collective x dtype x operator with exact data (T120), sizes (T121), alignment (T122), in
- * place (T125), empty buffers (T05): blocking and asynchronous, default and node-shared memory
+ * place (T125), empty buffers (T05): with and without a work, in default and node-shared memory
  * (HR12). With DTR_TEST_DEVICE=cuda the buffers lie on a device and are written by copies on a
  * stream that are under way when the call comes, and read by copies on it as soon as the wait is
  * over (nccl:G4, nccl:J2, nccl:ST1, nccl:ST2, nccl:ST3, nccl:ST6). */
@@ -9,19 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data.h"
-#include "harness.h"
 #include "kinds.h"
-#include "rt_device.h"
-
-static const dtr__device_ops *device; /* NULL: buffers of the host */
-static void *stream;
-
-static const char *const kind_names[COLLECTIVES_WITH_DATA] = {
-    "broadcast",       "reduce",   "allreduce", "allgather", "allgatherv",
-    "gather",          "gatherv",  "scatter",   "scatterv",  "reduce_scatter",
-    "reduce_scatterv", "alltoall", "alltoallv"
-};
+#include "matrix_device.h"
 
 /* One call to make and check. count is the block size of equal forms; v-forms derive theirs from
  * it. */
@@ -38,8 +27,7 @@ typedef struct variant {
 } variant;
 
 static bool takes_in_place(kind k) {
-    return k == REDUCE || k == ALLREDUCE || k == ALLTOALL || k == ALLGATHER || k == ALLGATHERV ||
-           k == REDUCE_SCATTER || k == REDUCE_SCATTERV;
+    return k != BROADCAST;
 }
 
 static bool is_v(kind k) {
@@ -149,7 +137,9 @@ static void expect(const variant *v, void *want) {
         }
         /* fallthrough */
     case ALLREDUCE:
-        th_expect(want, v->d, v->op, 0, v->count, W);
+    case SCAN:
+    case EXSCAN:
+        th_expect_prefix(want, v->d, v->op, 0, v->count, sources(v->k, r, W), W);
         break;
     case REDUCE_SCATTER:
     case REDUCE_SCATTERV:
@@ -193,6 +183,10 @@ static dtr_status start(const variant *v, dtr_group *g, dtr_buffer in, dtr_buffe
         return dtr_reduce(g, in, out, v->op, v->root, &o, work);
     case ALLREDUCE:
         return dtr_allreduce(g, in, out, v->op, &o, work);
+    case SCAN:
+        return dtr_scan(g, in, out, v->op, &o, work);
+    case EXSCAN:
+        return dtr_exscan(g, in, out, v->op, &o, work);
     case ALLGATHER:
         return dtr_allgather(g, in, out, &o, work);
     case ALLGATHERV:
@@ -230,57 +224,10 @@ static void place(const variant *v, th_buf *big, th_buf *small, void **in, void 
     *small = th_buf_new(v->in_place ? 0 : n.out, v->d, v->mem, v->shift);
     *in = big->data;
     *out = v->in_place ? big->data : small->data;
-    if (v->in_place && (v->k == ALLGATHER || v->k == ALLGATHERV)) {
-        *in = at(big->data, v->d, before(v, th_rank()));
-    } else if (v->in_place && (v->k == REDUCE_SCATTER || v->k == REDUCE_SCATTERV)) {
-        *out = at(big->data, v->d, before(v, th_rank()));
+    void **own = n.in < n.out ? in : out; /* the shorter one is this rank's block of the other */
+    if (v->in_place && v->k != ALLTOALLV && n.in != n.out) {
+        *own = at(big->data, v->d, before(v, th_rank()));
     }
-}
-
-/* A buffer with its guard words on the device, and pinned memory on the way there and back. */
-typedef struct mirror {
-    th_buf *host;
-    void *pinned, *there;
-} mirror;
-
-static void cuda(int code, const char *what) {
-    TH_CHECK(code == 0, "%s: %s", what, device->error_text(code));
-}
-
-static mirror mirror_new(th_buf *b) {
-    mirror m = { b, NULL, NULL };
-    if (device != NULL) {
-        cuda(device->pinned_alloc(b->total, &m.pinned), "pinned_alloc");
-        cuda(device->alloc(0, b->total, &m.there), "alloc");
-        memcpy(m.pinned, b->base, b->total);
-        cuda(device->copy(0, m.there, m.pinned, b->total, DTR__COPY_TO_DEVICE, stream), "copy");
-    }
-    return m;
-}
-
-/* Bring the contents back and free the device's. */
-static void mirror_end(const mirror *m) {
-    if (device != NULL) {
-        cuda(device->copy(0, m->pinned, m->there, m->host->total, DTR__COPY_TO_HOST, stream),
-             "copy");
-        cuda(device->stream_synchronize(0, stream), "synchronize");
-        memcpy(m->host->base, m->pinned, m->host->total);
-        cuda(device->free(0, m->there), "free");
-        cuda(device->pinned_free(m->pinned), "pinned_free");
-    }
-}
-
-/* The buffer to call with: p lies in one of the two. One without elements is NULL. */
-static dtr_buffer located(void *p, size_t count, dtr_dtype d, const mirror *a, const mirror *b) {
-    if (count == 0) {
-        return (dtr_buffer){ NULL, 0, d, { device != NULL ? DTR_CUDA : DTR_CPU, 0 } };
-    }
-    const unsigned char *byte = p;
-    const mirror *m = byte >= a->host->base && byte <= a->host->base + a->host->total ? a : b;
-    if (device == NULL) {
-        return dtr_cpu(p, count, d);
-    }
-    return (dtr_buffer){ (char *)m->there + (byte - m->host->base), count, d, { DTR_CUDA, 0 } };
 }
 
 static void run(const variant *v) {
@@ -312,8 +259,8 @@ static void run(const variant *v) {
     size_t bad = s == DTR_OK ? th_differs(got, want, v->d, n.out) : n.out;
     TH_CHECK(bad == n.out, "%s: element %zu is %g, want %g", what, bad,
              th_get(got, v->d, bad, false), th_get(want, v->d, bad, false));
-    TH_CHECK(v->in_place || th_differs(in, keep, v->d, n.in) == n.in, "%s: the input was written",
-             what);
+    bool kept = !v->in_place || v->k == SCATTER || v->k == SCATTERV; /* its block is the result */
+    TH_CHECK(!kept || th_differs(in, keep, v->d, n.in) == n.in, "%s: the input was written", what);
     TH_CHECK(th_buf_ok(&big, false) && th_buf_ok(&small, false), "%s: guard words were overwritten",
              what);
     TH_CHECK(v->k != BROADCAST || th_rank() != v->root || v->in_place || th_buf_ok(&small, true),
@@ -338,8 +285,8 @@ static void run_forms(variant v) {
 /* T120, T23, T36, nccl:A1, nccl:A7, nccl:A9: reducing calls, every legal pair; illegal ones give
  * DTR_ERR_DTYPE alike on all ranks. */
 START_TEST(every_dtype_and_op) {
-    for (size_t d = 0; d < 14; d++) {
-        for (size_t o = 0; o < 9; o++) {
+    for (size_t d = 0; d < TH_DTYPES; d++) {
+        for (size_t o = 0; o < TH_OPS; o++) {
             variant v = {
                 .d = th_all_dtypes[d], .op = th_all_ops[o], .count = 67, .root = th_size() - 1
             };
@@ -368,7 +315,7 @@ END_TEST
 
 /* COL1, COL15, COL36, T32, T33, T35: movement takes every dtype. */
 START_TEST(every_dtype_moves) {
-    for (size_t d = 0; d < 14; d++) {
+    for (size_t d = 0; d < TH_DTYPES; d++) {
         variant v = { .d = th_all_dtypes[d], .count = 13, .root = th_size() / 2 };
         for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
             if (!reduces(v.k)) {
@@ -392,14 +339,16 @@ START_TEST(every_root) { /* COL1, COL10, COL19, COL22, T27 */
 }
 END_TEST
 
-/* T121; crosses the thresholds between algorithms. */
+/* T121; crosses the thresholds between algorithms. 0 elements are in nothing_at_all, 16 Mi in
+ * largest_size. */
 static void sizes_up_to(size_t most) {
-    static const size_t counts[] = { 1,   2,    3,    7,    8,    9,     63,    64,     65,     255,
-                                     513, 1023, 1024, 1025, 4099, 16384, 65537, 300001, 1300003 };
+    static const size_t counts[] = { 1,    2,     3,     7,      8,       9,      63,
+                                     64,   65,    255,   513,    1023,    1024,   1025,
+                                     4099, 16384, 65537, 300001, 1048576, 1300003 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0] && counts[i] <= most; i++) {
         variant v = { .d = DTR_F32, .op = DTR_SUM, .count = counts[i], .root = 0 };
         for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
-            size_t cost = v.k <= ALLREDUCE ? 1 : (size_t)th_size();
+            size_t cost = v.k <= EXSCAN ? 1 : (size_t)th_size();
             if (counts[i] * cost <= most) {
                 v.async = !v.async;
                 v.mem = i % 2 == 0 ? DTR_MEM_DEFAULT : DTR_MEM_SHARED;
@@ -418,6 +367,24 @@ START_TEST(every_size) {
     sizes_up_to(device != NULL ? (size_t)1 << 16
                 : TH_SANITIZED ? (size_t)1 << 17
                                : (size_t)4 << 20);
+}
+END_TEST
+
+/* T121: 16 Mi + 3 elements, of a byte: in 4 they would take gigabytes on one machine. Calls that
+ * have a block per rank have so many in all. */
+START_TEST(largest_size) {
+    const size_t most = ((size_t)16 << (TH_SANITIZED ? 14 : 20)) + 3;
+    for (int k = 0; k < COLLECTIVES_WITH_DATA; k++) {
+        variant v = { .k = (kind)k, .d = DTR_U8, .op = DTR_SUM, .root = th_size() - 1 };
+        v.count = k <= EXSCAN ? most : most / (size_t)th_size() + 1;
+        v.async = k % 2 == 0;
+        run(&v);
+        v.in_place = takes_in_place(v.k);
+        v.mem = DTR_MEM_SHARED;
+        v.async = !v.async;
+        run(&v);
+        TH_AGREE();
+    }
 }
 END_TEST
 
@@ -440,10 +407,10 @@ END_TEST
 
 START_TEST(nothing_at_all) { /* T05, COL39 */
     uint64_t seq = dtr_group_seq(th_group());
-    for (size_t d = 0; d < 14; d++) {
+    for (size_t d = 0; d < TH_DTYPES; d++) {
         variant v = { .d = th_all_dtypes[d], .op = DTR_MAX };
         for (v.k = 0; v.k < COLLECTIVES_WITH_DATA; v.k++) {
-            v.op = dtr_op_supports(DTR_MAX, v.d) ? DTR_MAX : DTR_SUM;
+            v.op = dtr_op_supports(DTR_SUM, v.d) ? DTR_SUM : DTR_MINLOC;
             for (int async = 0; async < 2; async++) {
                 dtr_work *work = NULL;
                 dtr_buffer none = { NULL, 0, v.d, { DTR_CPU, 0 } };
@@ -539,13 +506,14 @@ START_TEST(in_place_with_slow_ranks) {
     for (int i = 0; i < n; i++) {
         pthread_create(&thread[i], NULL, keep_busy, &stop);
     }
-    for (int i = 0; i < 8; i++) {
-        run(&(variant){ .k = i % 4 == 0 ? REDUCE_SCATTER : ALLREDUCE,
-                        .d = DTR_F32,
-                        .op = DTR_SUM,
-                        .count = TH_SANITIZED ? 300001 : 3000001,
-                        .async = i % 4 < 2,
-                        .in_place = true });
+    for (int i = 0; i < 10; i++) {
+        run(&(variant){
+            .k = (const kind[]){ REDUCE_SCATTER, ALLREDUCE, SCAN, EXSCAN, ALLTOALLV }[i % 5],
+            .d = DTR_F32,
+            .op = DTR_SUM,
+            .count = TH_SANITIZED ? 300001 : 3000001,
+            .async = i < 5,
+            .in_place = true });
     }
     atomic_store(&stop, true);
     for (int i = 0; i < n; i++) {
@@ -555,8 +523,14 @@ START_TEST(in_place_with_slow_ranks) {
 }
 END_TEST
 
+static bool only_largest; /* "largest" as argument */
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "matrix", 200);
+    if (only_largest) {
+        th_add(tc, largest_size, 1, 0);
+        return;
+    }
     th_add(tc, every_dtype_and_op, 1, 0);
     th_add(tc, every_dtype_moves, 1, 0);
     th_add(tc, every_root, 1, 0);
@@ -571,22 +545,8 @@ static void make(Suite *s) {
     th_add(tc, in_place_with_slow_ranks, 2, 4);
 }
 
-/* False: a device is asked for that cannot be used. */
-static bool find_device(void) {
-    char why[DTR__CUDA_TEXT];
-    const char *where = getenv("DTR_TEST_DEVICE");
-    if (where == NULL || strcmp(where, "cuda") != 0) {
-        return true;
-    }
-    device = dtr__cuda_get()->ops;
-    if (device == NULL || device->stream_new(0, false, &stream) != 0) {
-        fprintf(stderr, "DTR_TEST_DEVICE=cuda: %s\n", dtr__cuda_text(why));
-        return false;
-    }
-    return true;
-}
-
 int main(int argc, char **argv) {
+    only_largest = argc > 1 && strcmp(argv[1], "largest") == 0;
     if (!find_device()) {
         return 1;
     }

@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/mpi/mpi.h"
+#include "backends/mpi/mpi_internal.h"
+#include "core/backend.h"
+#include "core/team.h"
+#include "core/work.h"
 #include "data.h"
 #include "harness.h"
-#include "mpi/mpi_internal.h"
 
 typedef struct driver {
     dtr_group group;
@@ -52,7 +56,7 @@ static inline void driver_work(driver *d, dtr_work *w, dtr__kind kind) {
     w->call.line = __LINE__;
     w->call.premul = 1;
     w->source = -1;
-    w->seq = dtr__kind_is_p2p(kind) ? ++d->group.p2p_seq : ++d->group.seq;
+    w->seq = dtr__kind_is_p2p(kind) ? ++d->group.count.p2p_seq : ++d->group.count.seq;
 }
 
 static inline dtr_status driver_start(driver *d, dtr_work *w, bool *done) {

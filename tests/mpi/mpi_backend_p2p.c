@@ -260,7 +260,8 @@ START_TEST(no_allocation) {
         dtr_p2p ops[2] = { { true, dtr_cpu(&out, 1, DTR_I32), next_rank(), 0 },
                            { false, dtr_cpu(&in, 1, DTR_I32), last_rank(), 0 } };
         run_batch(ops, 2);
-        TH_CHECK(d.state->n_idle == 2, "%zu operations kept after call %d", d.state->n_idle, i);
+        TH_CHECK(d.state->pool.n_idle == 2, "%zu operations kept after call %d",
+                 d.state->pool.n_idle, i);
     }
     TH_AGREE();
     driver_close(&d);

@@ -116,10 +116,10 @@ START_TEST(reductions) {
     driver_open(&d);
     for (int v = 0; v < N_VARIANTS; v++) {
         use_variant(v);
-        for (size_t i = 0; i < 14 * 9; i++) {
-            if (dtr_op_supports(th_all_ops[i % 9], th_all_dtypes[i / 9])) {
-                reduce_pair(th_all_dtypes[i / 9], th_all_ops[i % 9], counts[(i + (size_t)v) % 4],
-                            v);
+        for (size_t i = 0; i < TH_DTYPES * TH_OPS; i++) {
+            if (dtr_op_supports(th_all_ops[i % TH_OPS], th_all_dtypes[i / TH_OPS])) {
+                reduce_pair(th_all_dtypes[i / TH_OPS], th_all_ops[i % TH_OPS],
+                            counts[(i + (size_t)v) % 4], v);
             }
         }
         for (size_t c = 0; c < N_COUNTS; c++) {
@@ -281,7 +281,7 @@ START_TEST(movements) {
             movement m = { kinds[i / N_COUNTS], DTR_I32, counts[i % N_COUNTS], th_size() - 1,
                            false };
             run_movement(&m, variants[v].name);
-            m.dtype = th_all_dtypes[i % 14];
+            m.dtype = th_all_dtypes[i % TH_DTYPES];
             m.root = 0;
             /* In place on some ranks only: it is each rank's own choice. */
             m.in_place = (m.kind == DTR__K_ALLGATHER || m.kind == DTR__K_ALLGATHERV ||

@@ -5,7 +5,7 @@
 
 #include "data.h"
 #include "harness.h"
-#include "rt_internal.h"
+#include "world/world.h"
 
 enum { KIB = 1024, LONG = 40 * KIB };
 

@@ -14,10 +14,10 @@
 #include <xmmintrin.h>
 #endif
 
-#include "coll_internal.h"
+#include "core/op.h"
 #include "harness.h"
-#include "rt_internal.h"
 #include "threads.h"
+#include "world/world.h"
 
 static dtr_buffer f32s(float *x, size_t n) {
     return dtr_cpu(x, n, DTR_F32);
@@ -50,7 +50,7 @@ START_TEST(DBG14_T97_no_messages) {
     th_good_allreduce(g);
     int sent = 1, before = 0;
     for (int attempt = 0; attempt < 3 && sent > 0;
-         attempt++) { /* news of other groups may go out */
+         attempt++) { /* notifications of other groups may go out */
         before = messages;
         for (int i = 0; i < 1000; i++) {
             bool async = i % 10 == 0;
@@ -128,12 +128,12 @@ END_TEST
 
 /* ---- refusals ---- */
 
-enum { BAD = 8, ROOM = 64 };
+enum { BAD = 9, ROOM = 64 };
 
 /* Bad call k, the same on all ranks; counts are right but for the fault. */
 static dtr_status bad_call(dtr_group *g, int k, const char **word) {
     static float x[ROOM], y[ROOM];
-    size_t counts[16], n = (size_t)th_size();
+    size_t counts[16], more[16], n = (size_t)th_size();
     for (size_t i = 0; i < n; i++) {
         counts[i] = 2;
     }
@@ -156,7 +156,12 @@ static dtr_status bad_call(dtr_group *g, int k, const char **word) {
     case 5:
         *word = "add up to";
         return dtr_alltoallv(g, f32s(x, 2 * n), NULL, f32s(y, 2 * n - 1), counts, NULL, NULL);
-    case 6: /* A4, A5 */
+    case 6: /* COL30: what it gives itself and takes from itself */
+        *word = "for itself";
+        memcpy(more, counts, sizeof more);
+        more[th_rank()] = 3;
+        return dtr_alltoallv(g, f32s(x, 2 * n), counts, f32s(y, 2 * n + 1), more, NULL, NULL);
+    case 7: /* A4, A5 */
         *word = "it must have";
         return dtr_allgather(g, f32s(x, 2), f32s(y, 2 * n - 1), NULL, NULL);
     default:

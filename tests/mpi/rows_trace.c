@@ -49,7 +49,7 @@ static void calls(dtr_world *w) {
     TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
     TH_IS(dtr_allgather_bytes(g, mine, NULL, strings), DTR_OK);
     dtr_bytes_free(strings, (size_t)th_size());
-    TH_IS(dtr_monitored_barrier(g, 0, true, NULL, NULL), DTR_OK);
+    TH_IS(dtr_monitored_barrier(g, -1, true, NULL, NULL), DTR_OK);
     TH_IS(dtr_coalesce_begin(g), DTR_OK);
     TH_IS(dtr_broadcast(g, in, 0, NULL, NULL), DTR_OK);
     TH_IS(dtr_coalesce_end(g, NULL), DTR_OK);

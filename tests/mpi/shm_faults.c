@@ -14,8 +14,8 @@
 
 #include "data.h"
 #include "harness.h"
-#include "rt_internal.h"
 #include "settings.h"
+#include "world/world.h"
 
 static int warnings, matching; /* lines on this rank */
 static const char *wanted = "";

@@ -67,12 +67,13 @@ static void all_sizes(dtr_world *w, const char *how) {
 }
 
 START_TEST(bits_at_every_size) {
-    static const char *const ways[][2] = { { "slices=0,chunk=4K", "off" },
-                                           { "slices=0,chunk=4K,stage_past=1,stream=1", "off" },
-                                           { "slices=0,chunk=4K,cma_reduce=1,cma_piece=4K",
-                                             "auto" },
-                                           { "slices=0,zero_copy=never", "off" },
-                                           { "slices=never,chunk=4K", "off" } };
+    static const char *const ways[][2] = {
+        { "slices=0,chunk=4K", "off" },
+        { "slices=0,chunk=4K,stage_nontemporal=1,stream=1", "off" },
+        { "slices=0,chunk=4K,cma_reduce=1,cma_piece=4K", "auto" },
+        { "slices=0,zero_copy=never", "off" },
+        { "slices=never,chunk=4K", "off" }
+    };
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", ways[i][0], "DTR_CMA", ways[i][1]);
         all_sizes(w, ways[i][0]);

@@ -6,10 +6,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "backends/shm/shm_p2p.h"
 #include "data.h"
 #include "harness.h"
-#include "rt_internal.h"
-#include "shm/shm_p2p.h"
+#include "parts.h"
+#include "world/world.h"
 
 static int said; /* lines with `wanted` on this rank */
 static const char *wanted;
@@ -236,8 +237,12 @@ static void move_some(dtr_world *w) {
 
 /* Staging buffers written through the caches, past them, and by trial; in long chunks and short. */
 START_TEST(staged_every_way) {
-    static const char *const ways[] = { "stage_past=never", "stage_past=1", "stage_past=0",
-                                        "stream=1",         "chunk=16K",    "chunk=4K" };
+    static const char *const ways[] = { "stage_nontemporal=never",
+                                        "stage_nontemporal=1",
+                                        "stage_nontemporal=0",
+                                        "stream=1",
+                                        "chunk=16K",
+                                        "chunk=4K" };
     wanted = "";
     for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         dtr_world *w = NULL;
@@ -328,8 +333,8 @@ static size_t sum_uneven(dtr_world *w, float *in, float *out, size_t n, int i) {
  * and by trial, have the same bits; in place and not, in few pieces and many, at any address. */
 START_TEST(results_every_way) {
     enum { FEW = 12003, MANY = 200003, CALLS = 8 };
-    static const char *const ways[] = { "zero_past=never", "zero_past=1", "zero_past=0",
-                                        "stream=1" };
+    static const char *const ways[] = { "zero_nontemporal=never", "zero_nontemporal=1",
+                                        "zero_nontemporal=0", "stream=1" };
     wanted = "";
     for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         dtr_world *w = NULL;
@@ -491,92 +496,6 @@ START_TEST(absent_from_shared_memory) {
 }
 END_TEST
 
-/* ---- channels ---- */
-
-static const dtr__shm_p2p *channels_of(const dtr_group *g) {
-    for (int b = 0; b < DTR__MAX_BACKENDS; b++) {
-        if (g->backend[b] == &dtr__backend_shm) {
-            return ((const dtr__shm_state *)g->backend_state[b])->p2p;
-        }
-    }
-    return NULL;
-}
-
-/* Bit 63 of a page's word says that it is mapped, bit 62 that it has been since. */
-static size_t unmapped_pages(const void *from, size_t nbytes) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from / page;
-    size_t missing = 0;
-    FILE *f = fopen("/proc/self/pagemap", "rb");
-    for (size_t i = 0; f != NULL && i < nbytes / page; i++) {
-        uint64_t word = 0;
-        bool known = fseek(f, (long)((first + i) * sizeof word), SEEK_SET) == 0 &&
-                     fread(&word, sizeof word, 1, f) == 1;
-        missing += known && word >> 62 == 0;
-    }
-    if (f != NULL) {
-        (void)fclose(f);
-    }
-    return missing;
-}
-
-static bool kernel_maps_ahead(void) {
-    enum { BYTES = 1 << 16, POPULATE_WRITE = 23 };
-    void *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool can = p != MAP_FAILED && madvise(p, BYTES, POPULATE_WRITE) == 0;
-    if (p != MAP_FAILED) {
-        can = can && unmapped_pages(p, BYTES) == 0;
-        (void)munmap(p, BYTES);
-    }
-    return can;
-}
-
-/* One number there, one back. */
-static void exchange(dtr_group *g, int peer, int64_t i) {
-    int64_t x = 2 * i + th_rank(), y = -1;
-    for (int k = 0; k < 2; k++) {
-        TH_IS(k == (th_rank() & 1) ? dtr_send(g, dtr_cpu(&x, 1, DTR_I64), peer, 1, NULL, NULL)
-                                   : dtr_recv(g, dtr_cpu(&y, 1, DTR_I64), peer, 1, NULL, NULL),
-              DTR_OK);
-    }
-    TH_CHECK(y == 2 * i + peer, "exchange %d gave %lld", (int)i, (long long)y);
-}
-
-/* After the first message no page of a channel is new to either end; one that nobody receives from
- * takes in half a ring of short messages, wherever they begin. */
-START_TEST(channels_are_mapped_and_have_room) {
-    enum { ROWS = 5 };
-    dtr_group *g = th_group();
-    const int peer = th_rank() ^ 1;
-    const bool pairs = peer < th_size(), sends = pairs && th_rank() < peer;
-    const dtr__shm_p2p *p = NULL;
-    if (pairs) {
-        exchange(g, peer, 0);
-        p = channels_of(g);
-    }
-    if (p != NULL && kernel_maps_ahead()) {
-        size_t out = unmapped_pages(p->out[peer].channel, p->channel_bytes);
-        size_t in = unmapped_pages(p->in[peer].channel, p->channel_bytes);
-        TH_CHECK(out == 0 && in == 0, "%zu and %zu pages are not mapped", out, in);
-    }
-    for (int t = 0; t < ROWS; t++) {
-        const int64_t many = p != NULL ? (int64_t)p->out[peer].channel->lines / 2 - 100 : 0;
-        for (int64_t i = 0; i < many / 2 && sends; i++) {
-            TH_IS(dtr_send(g, dtr_cpu(&i, 1, DTR_I64), peer, 2, NULL, NULL), DTR_OK);
-        }
-        th_barrier();
-        for (int64_t i = 0, y = -1; i < many / 2 && pairs && !sends; i++) {
-            TH_IS(dtr_recv(g, dtr_cpu(&y, 1, DTR_I64), peer, 2, NULL, NULL), DTR_OK);
-            TH_CHECK(y == i, "message %d gave %lld", (int)i, (long long)y);
-        }
-        for (int64_t i = 0; i < 300 && pairs; i++) { /* it then begins elsewhere */
-            exchange(g, peer, i);
-        }
-        th_barrier();
-    }
-    TH_AGREE();
-}
-END_TEST
-
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ways", 60);
     th_add(tc, switched_off, 0, 0);
@@ -591,7 +510,7 @@ static void make(Suite *s) {
     th_add(tc, givers_cut_for_themselves, 0, 0);
     th_add(tc, results_every_way, 0, 0);
     th_add(tc, little_control, 0, 0);
-    th_add(tc, channels_are_mapped_and_have_room, 2, 0);
+    shm_ways_channels(tc);
     tc = th_case(s, "again", 60);
     th_add(tc, again_in_shared_memory, 0, 0);
     th_add(tc, other_operator_in_shared_memory, 2, 0);

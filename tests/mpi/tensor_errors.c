@@ -63,11 +63,11 @@ static const dtr_coll_options flags = { sizeof(dtr_coll_options), 0, NULL, 0, NU
 /* B5, COL38: every row is one bad call; `me` names this rank the root where there is one. */
 #define ROWS                                                                                  \
     ROW(ARG, "tensor is NULL", dtr_tensor_allreduce(g, NULL, DTR_SUM, NULL, w))               \
-    ROW(ARG, "op is 9", dtr_tensor_allreduce(g, a, (dtr_op)9, NULL, w))                       \
+    ROW(ARG, "op is 99", dtr_tensor_allreduce(g, a, (dtr_op)99, NULL, w))                     \
     ROW(ARG, "struct_size", dtr_tensor_allreduce(g, a, DTR_SUM, &no_size, w))                 \
     ROW(ARG, "flags", dtr_tensor_allreduce(g, a, DTR_SUM, &flags, w))                         \
-    ROW(ARG, "flags", dtr_tensor_allreduce(g, NULL, (dtr_op)9, &flags, w))                    \
-    ROW(ARG, "op is 9", dtr_tensor_reduce(g, NULL, (dtr_op)9, -1, NULL, w))                   \
+    ROW(ARG, "flags", dtr_tensor_allreduce(g, NULL, (dtr_op)99, &flags, w))                   \
+    ROW(ARG, "op is 99", dtr_tensor_reduce(g, NULL, (dtr_op)99, -1, NULL, w))                 \
     ROW(RANK, "root", dtr_tensor_reduce(g, NULL, DTR_SUM, -1, NULL, w))                       \
     ROW(RANK, "root", dtr_tensor_broadcast(g, a, W, NULL, w))                                 \
     ROW(LAYOUT, "share memory", dtr_tensor_allreduce(g, x->same, DTR_BAND, NULL, w))          \

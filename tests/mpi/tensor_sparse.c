@@ -232,7 +232,7 @@ START_TEST(bad_arguments_stay_here) {
         const char *word;
     } rows[] = {
         { NULL, NULL, 9, DTR_MAX, &bad, DTR_ERR_ARG, "struct_size" },
-        { NULL, val, 9, (dtr_op)9, NULL, DTR_ERR_ARG, "op is 9" },
+        { NULL, val, 9, (dtr_op)99, NULL, DTR_ERR_ARG, "op is 99" },
         { NULL, odd.t, 9, DTR_MAX, NULL, DTR_ERR_ARG, "indices is NULL" },
         { idx, NULL, 9, DTR_SUM, NULL, DTR_ERR_ARG, "values is NULL" },
         { odd_i.t, val, 9, DTR_SUM, NULL, DTR_ERR_LAYOUT, "indices" },

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "harness.h"
-#include "rt_world.h"
+#include "world/world.h"
 
 /* The linker turns NAME into __wrap_NAME, and __real_NAME into NAME, in the library's own calls. */
 int __real_sched_yield(void);
@@ -22,10 +22,10 @@ START_TEST(what_mpi_does_is_known) {
     const char *told = getenv("OMPI_MCA_mpi_yield_when_idle");
     MPI_Get_library_version(version, &length);
     if (strncmp(version, "Open MPI", 8) != 0) {
-        TH_CHECK(!th_world()->mpi_yields, "it is taken to yield: %s", version);
+        TH_CHECK(!th_world()->cpus.mpi_yields, "it is taken to yield: %s", version);
     } else if (told != NULL) {
-        TH_CHECK(th_world()->mpi_yields == (atoi(told) != 0), "told %s, found %d", told,
-                 th_world()->mpi_yields);
+        TH_CHECK(th_world()->cpus.mpi_yields == (atoi(told) != 0), "told %s, found %d", told,
+                 th_world()->cpus.mpi_yields);
     }
     TH_AGREE();
 }

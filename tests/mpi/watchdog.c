@@ -9,12 +9,12 @@
 
 #include <dtr/mpi.h>
 
-#include "coll_internal.h"
+#include "core/team.h"
 #include "groups_common.h"
+#include "recorder/recording.h"
 #include "resident.h"
-#include "rt_internal.h"
-#include "rt_recording.h"
 #include "threads.h"
+#include "world/world.h"
 
 /* ---- what this process has ---- */
 
@@ -178,10 +178,11 @@ static void work_on(dtr_group *g) {
     }
 }
 
-START_TEST(N13_issue_during_a_dump) {
-    char folder[64] = "/tmp/dtr-test-watchdog-XXXXXX", command[128];
+/* A world in whose folder a dump hangs. */
+static dtr_world *hanging_world(char folder[64]) {
+    strcpy(folder, "/tmp/dtr-test-watchdog-XXXXXX");
     TH_CHECK(th_rank() != 0 || mkdtemp(folder) != NULL, "no folder");
-    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Bcast(folder, 64, MPI_CHAR, 0, MPI_COMM_WORLD);
     setenv("DTR_RECORDER_DIR", folder, 1);
     dtr_world *w = own_world(NULL);
     setenv("DTR_RECORDER_DIR", "none", 1);
@@ -189,13 +190,59 @@ START_TEST(N13_issue_during_a_dump) {
     atomic_store(&may_go_on, false);
     atomic_fetch_add(&dtr__recorder_header(w)->dump_requested, 1); /* as dtr-doctor --trigger */
     await_inside();
+    return w;
+}
+
+static void remove_folder(const char *folder) {
+    char command[128];
+    TH_AGREE();
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    TH_ALL(th_rank() != 0 || system(command) == 0, "%s", command);
+}
+
+START_TEST(N13_issue_during_a_dump) {
+    char folder[64];
+    dtr_world *w = hanging_world(folder);
     work_on(dtr_world_group(w));
     TH_CHECK(!atomic_load(&may_go_on), "the dump was over");
     atomic_store(&may_go_on, true);
     TH_IS(dtr_world_destroy(w), DTR_OK);
+    remove_folder(folder);
+}
+END_TEST
+
+/* The watchdog beats, and sees what else there is to see, while the file system hangs. */
+START_TEST(N13_beats_during_a_dump) {
+    char folder[64];
+    dtr_world *w = hanging_world(folder);
+    const dtr__rec_header *h = dtr__recorder_header(w);
+    for (int i = 0; i < 3; i++) {
+        const int64_t before = atomic_load(&h->beat_ns);
+        for (double end = th_now() + 30; atomic_load(&h->beat_ns) == before && th_now() < end;) {
+            th_sleep(0.001);
+        }
+        TH_CHECK(atomic_load(&h->beat_ns) != before, "the watchdog stands still");
+    }
+    TH_CHECK(atomic_load(&h->dumps) == 0, "the dump counts as written");
+    atomic_store(&may_go_on, true);
+    for (double end = th_now() + 30; atomic_load(&h->dumps) == 0 && th_now() < end;) {
+        th_sleep(0.001);
+    }
+    TH_CHECK(atomic_load(&h->dumps) > 0, "the dump has not been counted");
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    remove_folder(folder);
+}
+END_TEST
+
+/* Nor does it keep a world from ending. */
+START_TEST(N13_ends_during_a_dump) {
+    char folder[64];
+    dtr_world *w = hanging_world(folder);
+    TH_IS(dtr_world_destroy(w), DTR_OK);
     TH_AGREE();
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    TH_ALL(th_rank() != 0 || system(command) == 0, "%s", command);
+    atomic_store(&may_go_on, true);
+    await_threads("dtr-writer", 0);
+    remove_folder(folder);
 }
 END_TEST
 
@@ -260,7 +307,7 @@ static void refused(dtr_group *g) {
     TH_CHECK(w == NULL, "a work of a refused call");
     TH_IS(dtr_broadcast_bytes(g, &(dtr_bytes){ "x", 1 }, 1, 0, NULL, &(dtr_bytes){ NULL, 0 }),
           DTR_ERR_STATE);
-    TH_IS(dtr_monitored_barrier(g, 0, false, NULL, NULL), DTR_ERR_STATE);
+    TH_IS(dtr_monitored_barrier(g, -1, false, NULL, NULL), DTR_ERR_STATE);
     TH_IS(dtr_coalesce_begin(g), DTR_ERR_STATE);
     TH_IS(dtr_group_status(g), DTR_OK);
 }
@@ -272,7 +319,7 @@ static void issue_late(dtr_group *g, ender *e) {
     }
     if (th_rank() == 0) {
         TH_CHECK(pthread_create(&thread, NULL, end_it, e) == 0, "no thread");
-        while (!atomic_load(&g->ending)) {
+        while ((atomic_load(&g->aside) & DTR__CLOSING) == 0) {
             th_sleep(0.001);
         }
         refused(g);
@@ -302,6 +349,8 @@ static void make(Suite *s) {
     th_add(tc, N1_one_per_world_however_many_groups, 0, 0);
     th_add(worlds, N2_worlds_come_and_go, 0, 0);
     th_add(tc, N13_issue_during_a_dump, 0, 0);
+    th_add(tc, N13_beats_during_a_dump, 0, 0);
+    th_add(tc, N13_ends_during_a_dump, 0, 0);
     th_add(tc, N13_issue_during_a_warning, 2, 0);
     th_add(tc, N16_nothing_is_issued_once_destroy_has_begun, 2, 0);
 }

@@ -4,28 +4,21 @@
  * is in the midst of copying. */
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "coll_internal.h"
+#include "backends/shm/shm_internal.h"
+#include "core/team.h"
+#include "engine/engine.h"
+#include "gate.h"
 #include "harness.h"
-#include "rt_internal.h"
 #include "settings.h"
 #include "shm_faults.h"
+#include "tell.h"
+#include "world/world.h"
 
-enum { PAGE = 4096, LONG = 600 * 1024, SHORT = 3 * PAGE, TAG = 4, GO_ON = 77 };
-
-static void tell(int rank) {
-    int word = 0;
-    MPI_Send(&word, 1, MPI_INT, rank, GO_ON, MPI_COMM_WORLD);
-}
-
-static void hear(int rank) {
-    int word = 0;
-    MPI_Recv(&word, 1, MPI_INT, rank, GO_ON, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-}
+enum { PAGE = 4096, LONG = 600 * 1024, SHORT = 3 * PAGE, TAG = 4 };
 
 /* This rank has found the data and is about to read it: its owner may go on, and does with it what
  * it likes before it is read. */
@@ -41,45 +34,6 @@ static void hold(void) {
 static void hold_kernel(size_t nbytes) {
     if (nbytes >= PAGE) {
         hold();
-    }
-}
-
-/* A page that whoever touches it first has to wait at. */
-static struct {
-    char *page;
-    void (*wait)(void);
-    struct sigaction before;
-    bool on;
-} gate;
-
-static void open_gate(void) {
-    (void)mprotect(gate.page, PAGE, PROT_READ | PROT_WRITE);
-}
-
-static void at_gate(int signal, siginfo_t *info, void *context) {
-    (void)context;
-    if ((uintptr_t)info->si_addr - (uintptr_t)gate.page >= PAGE) {
-        (void)sigaction(signal, &gate.before, NULL); /* a true fault: it comes again */
-        return;
-    }
-    gate.wait();
-    open_gate();
-}
-
-static void close_gate(char *page, void (*wait)(void)) {
-    struct sigaction here = { .sa_sigaction = at_gate, .sa_flags = SA_SIGINFO };
-    gate.page = page;
-    gate.wait = wait;
-    gate.on = true;
-    TH_CHECK(sigaction(SIGSEGV, &here, &gate.before) == 0 && mprotect(page, PAGE, PROT_NONE) == 0,
-             "no gate");
-}
-
-static void remove_gate(void) {
-    if (gate.on) {
-        open_gate();
-        (void)sigaction(SIGSEGV, &gate.before, NULL);
-        gate.on = false;
     }
 }
 
@@ -107,7 +61,7 @@ static void give_up(dtr_group *g, how h, bool locked, char *x) {
         hear(r);
     }
     if (locked) {
-        dtr__latch_take(g->world, g->progress);
+        dtr__progress_lock_acquire(g->world, g->engine->progress);
     }
     TH_IS(dtr_group_abort(g, "the owner has given up"), DTR_OK);
     TH_IS(dtr_work_wait(work, -1), DTR_ERR_ABORTED);
@@ -120,7 +74,7 @@ static void give_up(dtr_group *g, how h, bool locked, char *x) {
         hear(r);
     }
     if (locked) {
-        dtr__latch_drop(g->progress);
+        dtr__progress_lock_release(g->engine->progress);
     }
 }
 
@@ -146,11 +100,14 @@ static void read_late(dtr_group *g, how h, char *x) {
 }
 
 /* Nothing but the reader's own look can know in time: its watchdog sleeps, nobody else moves its
- * group, and the news of the broken group is looked for behind the read. */
+ * group, and the notification of the broken group is polled for behind the read. */
 static void withdrawn(how h, bool locked) {
     dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", "cma_p2p=1,cma_copy=1", "DTR_PROGRESS_THREAD",
                                  "0", "DTR_WATCHDOG_MS", "60000");
     const bool possible = by_kernel(h) ? dtr__cma_usable(w) : dtr__arena_usable(w);
+    if (!possible) {
+        th_skip("an owner that gives up", "the ranks cannot read each other's memory here");
+    }
     dtr_group *g = NULL;
     void *x = NULL;
     TH_OK(dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, by_kernel(h) ? DTR_MEM_DEFAULT : DTR_MEM_SHARED,
@@ -225,6 +182,9 @@ static void *move(void *work) {
 START_TEST(copied_while_it_ends) {
     dtr_world *w = TH_WORLD_WITH(NULL, "DTR_PROGRESS_THREAD", "0", "DTR_WATCHDOG_MS", "60000");
     const bool possible = dtr__arena_usable(w);
+    if (!possible) {
+        th_skip("copied_while_it_ends", "no node-shared memory here");
+    }
     dtr_group *g = NULL;
     TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g));
     char *x = mmap(NULL, SHORT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -236,9 +196,10 @@ START_TEST(copied_while_it_ends) {
         atomic_store(&copying, 0);
         atomic_store(&go_on, 0);
         close_gate(x + PAGE, hold_copy);
-        dtr__latch_take(w, g->progress); /* so that this thread does not copy it */
+        dtr__progress_lock_acquire(w,
+                                   g->engine->progress); /* so that this thread does not copy it */
         TH_IS(dtr_send(g, dtr_cpu(x, SHORT, DTR_U8), 1, TAG, NULL, &work), DTR_OK);
-        dtr__latch_drop(g->progress);
+        dtr__progress_lock_release(g->engine->progress);
         TH_CHECK(pthread_create(&mover, NULL, move, work) == 0, "no thread");
         while (atomic_load(&copying) == 0) {
             sched_yield();
@@ -266,6 +227,54 @@ START_TEST(copied_while_it_ends) {
 }
 END_TEST
 
+/* ---- a collective is given up because something beside it has failed ---- */
+
+/* A message of a scope does not fit while an allreduce of it waits for the others: they learn from
+ * the control block of the node what has failed, before the group has broken. */
+START_TEST(given_up_for_its_neighbour) {
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_PROGRESS_THREAD", "0", "DTR_WATCHDOG_MS", "60000");
+    const bool possible = dtr__backend_shm.score(dtr_world_group(w), NULL, NULL) > 0;
+    if (!possible) {
+        th_skip("given_up_for_its_neighbour", "the ranks share no memory here");
+    }
+    const dtr__shm_state *state = NULL;
+    dtr_group *g = NULL;
+    float x[4] = { 0 }, got[4], sum[4];
+    TH_OK(dtr_group_split(dtr_world_group(w), 0, 0, NULL, &g));
+    for (int b = 0; b < g->backends.n; b++) {
+        state = g->backends.table[b] == &dtr__backend_shm ? g->backends.state[b] : state;
+    }
+    if (possible && th_rank() == 0) {
+        dtr_work *work = NULL;
+        bool done = false;
+        TH_IS(dtr_coalesce_begin(g), DTR_OK);
+        TH_IS(dtr_recv(g, dtr_cpu(got, 4, DTR_F32), 1, TAG, NULL, NULL), DTR_OK);
+        TH_IS(
+            dtr_allreduce(g, dtr_cpu(x, 4, DTR_F32), dtr_cpu(sum, 4, DTR_F32), DTR_SUM, NULL, NULL),
+            DTR_OK);
+        TH_IS(dtr_coalesce_end(g, &work), DTR_OK);
+        TH_IS(dtr_work_test(work, &done), DTR_OK); /* both have begun */
+        tell(1);
+        TH_IS(dtr_work_wait(work, -1), DTR_ERR_MISMATCH);
+        TH_IS(dtr_work_release(work), DTR_OK);
+    } else if (possible && th_rank() == 1) {
+        hear(0); /* a short message may be on its way before anybody has looked at it */
+        (void)dtr_send(g, dtr_cpu(x, 3, DTR_F32), 0, TAG, NULL, NULL);
+    }
+    th_barrier();
+    if (possible) {
+        TH_CHECK(state->control->status == DTR_ERR_MISMATCH &&
+                     strstr(state->control->text, "DTR_OK") == NULL,
+                 "the node reads: status %d, %s", (int)state->control->status,
+                 state->control->text);
+    }
+    TH_IS(dtr_group_abort(g, "the test is over"), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    TH_AGREE();
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "withdrawn", 60);
     th_add(tc, message, 2, 0);
@@ -274,6 +283,7 @@ static void make(Suite *s) {
     th_add(tc, broadcast_under_a_lock, 2, 0);
     th_add(tc, shared_broadcast_under_a_lock, 2, 0);
     th_add(tc, copied_while_it_ends, 2, 0);
+    th_add(tc, given_up_for_its_neighbour, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -8,7 +8,7 @@
 #include <dtr/mpi.h>
 
 #include "harness.h"
-#include "rt_internal.h"
+#include "world/world.h"
 
 static dtr_world *const untouched = (dtr_world *)(intptr_t)64;
 

@@ -1,6 +1,6 @@
 /* soak: random operations over random groups with random delays, every result checked.
  *
- *   soak --seed N [--seconds S] [--operations N], whichever ends first
+ *   soak --seed N [--seconds S] [--operations N] [--no-faults], whichever ends first
  *
  * All ranks draw the same plan from one generator, so each knows what every other one gives and
  * what must come out; a second generator, different on every rank, draws delays. Values are small
@@ -15,47 +15,20 @@
 
 #include "resident.h"
 #include "soak.h"
+#include "soak_values.h"
 
-enum { GROUPS_MOST = 6, OPEN_MOST = 12, SCOPE_MOST = 6, GUARD = 64, TITLE = 160 };
-
-typedef enum kind {
-    BROADCAST,
-    REDUCE,
-    ALLREDUCE,
-    ALLGATHER,
-    GATHER,
-    SCATTER,
-    REDUCE_SCATTER,
-    ALLTOALL,
-    BARRIER,
-    RING,
-    KINDS
-} kind;
+enum { GROUPS_MOST = 6, OPEN_MOST = 12, SCOPE_MOST = 6 };
 
 static const char *const kind_name[KINDS] = { "broadcast",      "reduce",   "allreduce",
                                               "allgather",      "gather",   "scatter",
                                               "reduce_scatter", "alltoall", "barrier",
                                               "send and recv" };
 
-/* One operation that every member has been given alike. */
-typedef struct operation {
-    uint64_t number;
-    kind kind;
-    dtr_dtype dtype;
-    dtr_op op;
-    size_t count; /* per block */
-    int root, size, me;
-    unsigned salt;
-    dtr_buffer in, out; /* out.data is followed by GUARD bytes; in place: the same memory */
-    dtr_work *work[2];
-    bool in_place;
-    char title[TITLE];
-} operation;
-
 dtr_world *world;
 int rank, size;
 uint64_t plan, mine;
-static uint64_t seed = 1, n_done, n_groups, n_bytes;
+static uint64_t seed = 1, n_done, n_groups, n_bytes, n_aborts, n_forks, n_stops;
+static bool faults = true;
 static member_group groups[GROUPS_MOST];
 static operation open_list[OPEN_MOST]; /* oldest first */
 static int n_open;
@@ -108,104 +81,6 @@ void dawdle(void) {
     if (us > 0) {
         struct timespec t = { 0, 1000L * us };
         nanosleep(&t, NULL);
-    }
-}
-
-/* ---- values ---- */
-
-static bool is_unsigned(dtr_dtype d) {
-    return d == DTR_U8;
-}
-
-/* Element k of what member r gives. */
-static int value(const operation *o, int r, size_t k) {
-    int v = (int)((7 * (k % 17) + 13 * (size_t)r + o->salt) % 17);
-    return is_unsigned(o->dtype) ? v : v - 8;
-}
-
-static void put(const operation *o, void *data, size_t k, int v) {
-    float f = (float)v;
-    uint32_t bits;
-    switch (o->dtype) {
-    case DTR_U8:
-        ((uint8_t *)data)[k] = (uint8_t)v;
-        break;
-    case DTR_I32:
-        ((int32_t *)data)[k] = v;
-        break;
-    case DTR_I64:
-        ((int64_t *)data)[k] = v;
-        break;
-    case DTR_BF16: /* whole numbers up to 256 lose nothing */
-        memcpy(&bits, &f, sizeof bits);
-        ((uint16_t *)data)[k] = (uint16_t)(bits >> 16);
-        break;
-    case DTR_F32:
-        ((float *)data)[k] = f;
-        break;
-    default:
-        ((double *)data)[k] = v;
-        break;
-    }
-}
-
-static double get(const operation *o, const void *data, size_t k) {
-    uint32_t bits;
-    float f;
-    switch (o->dtype) {
-    case DTR_U8:
-        return ((const uint8_t *)data)[k];
-    case DTR_I32:
-        return ((const int32_t *)data)[k];
-    case DTR_I64:
-        return (double)((const int64_t *)data)[k];
-    case DTR_BF16:
-        bits = (uint32_t)((const uint16_t *)data)[k] << 16;
-        memcpy(&f, &bits, sizeof f);
-        return f;
-    case DTR_F32:
-        return ((const float *)data)[k];
-    default:
-        return ((const double *)data)[k];
-    }
-}
-
-/* Element k reduced over all members. */
-static int reduced(const operation *o, size_t k) {
-    int all = value(o, 0, k);
-    for (int r = 1; r < o->size; r++) {
-        int v = value(o, r, k);
-        if (o->op == DTR_SUM) {
-            all += v;
-        } else if (o->op == DTR_MAX) {
-            all = v > all ? v : all;
-        } else {
-            all = v < all ? v : all;
-        }
-    }
-    return all;
-}
-
-/* What element k of this rank's output must be. */
-static int expected(const operation *o, size_t k) {
-    size_t block = o->count > 0 ? k / o->count : 0, at = o->count > 0 ? k % o->count : 0;
-    size_t own = (size_t)o->me * o->count;
-    switch (o->kind) {
-    case BROADCAST:
-        return value(o, o->root, k);
-    case ALLGATHER:
-    case GATHER:
-        return value(o, (int)block, at);
-    case SCATTER:
-        return value(o, o->root, own + k);
-    case REDUCE_SCATTER:
-        return reduced(o, own + k);
-    case ALLTOALL:
-        return value(o, (int)block, own + at);
-    case RING:
-        return value(o, (o->me + o->size - 1) % o->size, k);
-    default:
-        return reduced(o, k);
     }
 }
 
@@ -280,7 +155,7 @@ static void make_buffers(operation *o, bool shared) {
     }
     bool gives = o->kind != BROADCAST || o->me == o->root;
     for (size_t k = 0; gives && k < o->in.count; k++) {
-        put(o, o->in.data, k, value(o, o->me, k));
+        soak_put(o, o->in.data, k, soak_value(o, o->me, k));
     }
     n_bytes += (o->in.count + o->out.count) * each;
 }
@@ -331,8 +206,8 @@ static void check(operation *o) {
     size_t each = dtr_dtype_size(o->dtype);
     bool gets = o->out.count > 0;
     for (size_t k = 0; gets && k < o->out.count; k++) {
-        double got = get(o, o->out.data, k);
-        int want = expected(o, k);
+        double got = soak_get(o, o->out.data, k);
+        int want = soak_expected(o, k);
         if (got != want) {
             fail("%s (number %llu): element %zu is %g, not %d", o->title,
                  (unsigned long long)o->number, k, got, want);
@@ -417,6 +292,21 @@ static void one_scope(const member_group *g) {
     }
 }
 
+static void one_fault(void) {
+    if (below(&mine, 400) == 0) {
+        soak_fork();
+        n_forks++;
+    }
+    if (below(&mine, 400) == 0) {
+        soak_stop();
+        n_stops++;
+    }
+    if (below(&plan, 400) == 0) {
+        soak_abort(n_done);
+        n_aborts++;
+    }
+}
+
 static void one_operation(void) {
     const member_group *g = &groups[0];
     do {
@@ -424,6 +314,10 @@ static void one_operation(void) {
     } while (!g->live);
     n_done++;
     dawdle();
+    soak_look_at_resting(n_done);
+    if (faults) {
+        one_fault();
+    }
     switch (below(&plan, 24)) {
     case 0:
     case 1:
@@ -506,10 +400,12 @@ static uint64_t operations;
 
 static void say(const char *how) {
     if (rank == 0) {
-        printf("soak: %.0f s: %llu operations, %llu groups; rank 0 moved %.1f MiB and holds %.1f; "
-               "%s\n",
+        printf("soak: %.0f s: %llu operations, %llu groups, %llu aborted ones, %llu forks and "
+               "%llu stops of rank 0, which moved %.1f MiB and holds %.1f; %s\n",
                now() - began, (unsigned long long)n_done, (unsigned long long)n_groups,
-               (double)n_bytes / (1024 * 1024), (double)th_resident_kib() / 1024, how);
+               (unsigned long long)n_aborts, (unsigned long long)n_forks,
+               (unsigned long long)n_stops, (double)n_bytes / (1024 * 1024),
+               (double)th_resident_kib() / 1024, how);
         fflush(stdout);
     }
 }
@@ -538,12 +434,15 @@ static void run(void) {
         }
     }
     end_all();
+    if (faults) {
+        soak_faults_end();
+    }
     must(dtr_barrier(groups[0].group, NULL, NULL), "the last barrier");
     say("all results right");
 }
 
 static int usage(const char *why) {
-    fprintf(stderr, "soak: %s\nsoak --seed N [--seconds S] [--operations N]\n", why);
+    fprintf(stderr, "soak: %s\nsoak --seed N [--seconds S] [--operations N] [--no-faults]\n", why);
     return 2;
 }
 
@@ -551,6 +450,7 @@ int main(int argc, char **argv) {
     static const struct option long_options[] = { { "seed", required_argument, NULL, 's' },
                                                   { "seconds", required_argument, NULL, 't' },
                                                   { "operations", required_argument, NULL, 'n' },
+                                                  { "no-faults", no_argument, NULL, 'f' },
                                                   { NULL, 0, NULL, 0 } };
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         char *end = NULL;
@@ -561,9 +461,18 @@ int main(int argc, char **argv) {
         } else if (c == 'n') {
             operations = strtoull(optarg, &end, 0);
         }
+        if (c == 'f') {
+            faults = false;
+            continue;
+        }
         if (end == NULL || *end != '\0' || end == optarg) {
             return usage("a value is no number, or an option is unknown");
         }
+    }
+    if (faults) {
+        soak_start_stopper();
+        setenv("DTR_LOG_FILE", "/dev/null", 0); /* each abort would say so on all ranks */
+        setenv("DTR_DUMP", "0", 0);
     }
     if (dtr_world_create(NULL, &world) != DTR_OK) {
         fprintf(stderr, "soak: %s\n", dtr_last_error_message());

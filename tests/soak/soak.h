@@ -35,6 +35,17 @@ void soak_batch(const member_group *g);
 void soak_tensors(const member_group *g);
 void soak_step(const member_group *g);
 
+/* ---- soak_faults.c ---- */
+void soak_start_stopper(void); /* before MPI starts */
+/* All ranks draw it; a group is made, aborted while its members call it, and destroyed. */
+void soak_abort(uint64_t now);
+/* Of this rank alone. */
+void soak_fork(void);
+void soak_stop(void);
+/* Memory of aborted groups that must not have changed. */
+void soak_look_at_resting(uint64_t operation);
+void soak_faults_end(void);
+
 /* A module over the group, or none, and its end. */
 void soak_module_open(member_group *g);
 void soak_module_close(member_group *g);

@@ -1,16 +1,16 @@
-"""dtr-bench and dtr-recorder-cost: every call with right results, columns and JSON of all modes, refusals."""
+"""dtr-bench, dtr-recorder-cost and dtr-sum-cost: every call with right results, columns and JSON of all modes, refusals."""
 import json
 import os
 import sys
 import tempfile
 
-from tool import VOID, expect, number, refuses, rows, run, verdict
+from tool import expect, number, refuses, rows, run, strict, verdict, versions
 
-mpiexec, program, recorder = sys.argv[1:4]
+mpiexec, program, recorder, sums = sys.argv[1:5]
 folder = tempfile.TemporaryDirectory(prefix="dtr-bench-")
 out = os.path.join(folder.name, "out.json")
 CALLS = ["allreduce", "reduce", "broadcast", "allgather", "allgatherv", "reduce_scatter", "reduce_scatterv", "alltoall",
-         "alltoallv", "gather", "gatherv", "scatter", "scatterv", "sendrecv", "pingpong", "barrier"]
+         "alltoallv", "gather", "gatherv", "scatter", "scatterv", "sendrecv", "pingpong", "barrier", "scan", "exscan", "waitall"]
 
 
 def bench(ranks, *options, statuses=(0,)):
@@ -26,7 +26,7 @@ def check_calls():
     """Every call, also where blocks differ and the root is another; an odd number of ranks leaves one out of pingpong."""
     for ranks, options in ((2, []), (3, ["--root", "1", "--mode", "async"])):
         table, report = bench(ranks, "all", "--sizes", "8,1000", "--rounds", "1", "--no-gauge", *options)
-        calls = [row["call"] for row in report["rows"] if row["bytes"] <= 12 and row["who"] == "plain"]
+        calls = [row["call"] for row in report["rows"] if row["bytes"] <= (64 if row["call"] == "waitall" else 12) and row["who"] == "plain"]
         expect(calls == CALLS, "%d ranks: calls %s", ranks, calls)
         expect(len(table) == len(report["rows"]), "%d rows in the table, %d in the JSON", len(table), len(report["rows"]))
         for row in table:
@@ -54,11 +54,12 @@ def check_modes():
     for row in report["rows"]:
         expect(row["peer"] == "shared f32" and row["of_f32"] > 0, "16-bit row: %s", row)
     table, report = bench(2, "--min", "64", "--max", "1K", "--factor", "16", "--rounds", "2", "--runs", "3", "--memory",
-                          "plain", statuses=(0, VOID))
+                          "plain")
     expect([row[0] for row in table] == ["64", "1024"] * 3, "sizes of 3 runs: %s", table)
     expect(len(report["summary"]) == 2 and report["gauge_gbs"][0] > 0, "summary or gauge: %s", report)
     for row in report["summary"]:
         expect(row["low"] <= row["ratio"] <= row["high"], "spread: %s", row)
+    strict([mpiexec, "-n", "1", program, "--sizes", "8", "--rounds", "1", "--json", out], out, lambda report: report["void"])
     table, report = bench(2, "--no-peer", "--sizes", "8", "--rounds", "1", "--no-gauge")
     expect("ratio" not in report["rows"][0] and table[0][-1] == "-", "a ratio without a peer: %s", table)
 
@@ -82,6 +83,18 @@ def check_recorder_cost():
     refuses([recorder, "--rounds", "0"], "\"--rounds\"")
 
 
+def check_sum_cost():
+    text = run([mpiexec, "-n", "3", sums, "--count", "5000", "--rounds", "2", "--json", out], (0,))
+    names = [line.rsplit(None, 3)[0] for line in text.splitlines() if line and line.split()[-1].replace(".", "").isdigit()]
+    expect(names == ["sum", "dot", "allreduce f64", "sum, of 16 decades", "allreduce f32", "sum of one element"], "rows of %s", text)
+    with open(out, encoding="utf-8") as source:
+        report = json.load(source)
+    expect([row["what"] for row in report["rows"]] == names and report["ranks"] == 3 and report["count"] == 5000 and
+           all(row["ratio"] > 0 for row in report["rows"]), "JSON of sums: %s", report)
+    refuses([sums, "--rounds", "0"], "--rounds")
+    refuses([sums, "more"], "\"more\"")
+
+
 def check_tune(ranks, more):
     """What --tune writes has a section with every threshold it measures, and is read again."""
     path = os.path.join(folder.name, "node.tune")
@@ -103,6 +116,8 @@ check_types()
 check_modes()
 check_refusals()
 check_recorder_cost()
+check_sum_cost()
+versions(program, recorder, sums)
 check_tune(2, [])
 check_tune(5, ["slices"])
 verdict()

@@ -17,7 +17,7 @@ PAIRED = ["allreduce", "reduce", "broadcast", "allgather", "allgatherv", "reduce
 def bench(ranks, *options, **settings):
     """Rows and JSON of one run."""
     os.environ.update(settings)
-    text = run([mpiexec, "-n", str(ranks), program, "--device", "cuda", "--no-gauge", "--json", out] + list(options), (0,))
+    text = run([mpiexec, "-n", str(ranks), program, "--device", "cuda", "--no-gauge", "--strict", "--json", out] + list(options), (0,))
     for name in settings:
         del os.environ[name]
     if not text:
@@ -44,7 +44,7 @@ def check_types():
     _, report = bench(3, "allreduce", "scatterv", "--root", "1", "--mode", "async", "--dtype", "all", "--sizes", "1000",
                       "--rounds", "1", "--calls", "2", DTR_BACKEND="cuda:auto")
     alone = {row["dtype"] for row in report["rows"] if "peer" not in row}
-    expect(alone == {"bool", "i16", "f8e4m3", "f8e5m2", "c64", "c128"}, "types without a peer: %s", alone)
+    expect(alone == {"bool", "i16", "u16", "f8e4m3", "f8e5m2", "c64", "c128"}, "types without a peer: %s", alone)
     _, report = bench(1, "--sizes", "8", "--rounds", "1", "--calls", "600", "--in-place", DTR_BACKEND="cuda:nccl")
     expect(len(report["rows"]) == 1, "600 calls: %s", report)
 

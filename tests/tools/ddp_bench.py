@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 
-from tool import VOID, expect, number, refuses, rows, run, verdict
+from tool import expect, number, refuses, rows, run, strict, verdict, versions
 
 mpiexec, program = sys.argv[1:3]
 pair = [mpiexec, "-n", "2", program]
@@ -42,7 +42,7 @@ def check_run():
     model = file("model", "".join("layer%d.weight 64 %d\n" % (i, 16 + i) for i in range(12)))
     out = os.path.join(folder.name, "out.json")
     common = ["--model", model, "--bucket", "16K", "--first-bucket", "4K", "--steps", "3", "--runs", "2"]
-    text = run(pair + common + ["--compute-ms", "1", "--json", out], (0, VOID))
+    text = run(pair + common + ["--compute-ms", "1", "--json", out], (0,))
     table = rows(text)
     expect(len(table) == 6, "%d rows, expected 3 in each of 2 runs:\n%s", len(table), text)
     for row in table:
@@ -65,6 +65,7 @@ def check_run():
         with open(out, encoding="utf-8") as source:
             json.load(source)
     run(pair + common + ["--compute", "cpu", "--compute-ms", "1", "--no-gauge"], (0,))
+    strict(pair + common + ["--compute", "none", "--runs", "1", "--json", out], out, lambda report: report["runs"][0]["void"])
 
 
 def check_refusals():
@@ -80,6 +81,7 @@ def check_refusals():
     refuses([program] + ["--json", os.path.join(folder.name, "none", "out")], "cannot write")
 
 
+versions(program)
 check_models()
 check_run()
 check_refusals()

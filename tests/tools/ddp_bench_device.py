@@ -18,7 +18,7 @@ def bench(ranks, backend, *options):
     """Rows and JSON of one run; its results were right, else it would have ended with status 1."""
     os.environ["DTR_BACKEND"] = backend
     text = run([mpiexec, "-n", str(ranks), program, "--device", "cuda", "--model", model, "--bucket", "16K", "--first-bucket",
-                "4K", "--steps", "2", "--no-gauge", "--json", out] + list(options), (0,))
+                "4K", "--steps", "2", "--no-gauge", "--strict", "--json", out] + list(options), (0,))
     del os.environ["DTR_BACKEND"]
     if not text:
         return [], {"runs": [{}], "device": "", "backend": ""}

@@ -1,8 +1,9 @@
 """What the tests of the measuring programs share: running them, and a list of what was wrong."""
+import json
 import subprocess
 import sys
 
-VOID = 3  # the machine was not quiet, which a test machine need not be
+VOID = 3  # of --strict: the machine was not quiet, which a test machine need not be
 problems = []
 
 
@@ -27,6 +28,20 @@ def refuses(command, *texts):
     expect(done.returncode == 2, "%s: status %d, expected 2", " ".join(command), done.returncode)
     for text in texts:
         expect(text in done.stderr, "%s: \"%s\" is not in the message\n%s", " ".join(command), text, done.stderr)
+
+
+def strict(command, out, is_void):
+    """--strict alone turns a void run, of which only the report tells, into a status."""
+    done = subprocess.run(command + ["--strict"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    with open(out, encoding="utf-8") as source:
+        void = is_void(json.load(source))
+    expect(done.returncode == (VOID if void else 0), "%s --strict: status %d, void: %s", " ".join(command), done.returncode, void)
+
+
+def versions(*programs):
+    for program in programs:
+        text = run([program, "--version"], (0,))
+        expect(text.startswith("dtr ") and text.count("\n") == 1, "%s --version: %s", program, text)
 
 
 def rows(output):

@@ -1,7 +1,7 @@
 /* Where the blocks of a call lie. */
 #include <stdint.h>
 
-#include "coll_internal.h"
+#include "core/call.h"
 #include "unit.h"
 
 /* NCO18, nccl:X17: counts and offsets beyond 32 bits, equal and not. */

@@ -1,12 +1,15 @@
-/* What groups decide without other ranks: the backend text, names of backends, what a meeting makes
- * of everybody's entries, and calls on NULL handles. */
+/* What groups decide without other ranks: the backend text, names of backends, what an agreement
+ * makes of everybody's entries, and calls on NULL handles. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <dtr/coll.h>
+#include <dtr/nccl.h>
 
-#include "groups.h"
+#include "engine/engine.h"
+#include "group/groups.h"
 #include "unit.h"
 
 /* ---- backend text ---- */
@@ -71,23 +74,33 @@ START_TEST(ENU1_names) {
     ck_assert(dtr_backend_available(NULL, "self"));
     ck_assert(dtr_backend_available(NULL, "mpi"));
     ck_assert(dtr_backend_available(NULL, "MPI")); /* ENU2 */
-    /* ENU3 and INI18: a fact of the build; there is no NCCL backend yet. */
-    const char *no[] = { "gloo", "ucc", "nope", "undefined", "auto", "", "cpu:mpi", "nccl" };
+    const char *no[] = { "gloo", "ucc", "nope", "undefined", "auto", "", "cpu:mpi" };
     for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++) {
         ck_assert_msg(!dtr_backend_available(NULL, no[i]), "\"%s\" is available", no[i]);
     }
     ck_assert(!dtr_backend_available(NULL, NULL));
-    ck_assert_uint_eq(dtr_nccl_version(), 0); /* NCC12 */
 }
 END_TEST
 
-/* ---- what a meeting decides ---- */
+/* ENU3, INI18, NCC12: a fact of the build, with a GPU (or a stand-in) and without. */
+START_TEST(INI18_of_the_build) {
+    ck_assert_int_eq(dtr_backend_available(NULL, "nccl"), TEST_HAVE_NCCL);
+    ck_assert_int_eq(dtr_backend_available(NULL, "stage"), TEST_HAVE_CUDA);
+    if (!TEST_HAVE_NCCL) {
+        ck_assert_uint_eq(dtr_nccl_version(), 0);
+    }
+    const char *gpus = getenv("DTR_TEST_GPUS"); /* how many this run shows */
+    ck_assert(gpus == NULL || dtr_device_count(DTR_CUDA) == atoi(gpus));
+}
+END_TEST
+
+/* ---- what an agreement decides ---- */
 
 enum { N = 4 };
 static dtr__entry entries[N];
 static const dtr__entry *entry[N];
 static dtr__answer answer[N];
-static char text[DTR__MEET_TEXT];
+static char text[DTR__AGREEMENT_TEXT];
 static uint64_t next_uid;
 static const int ranks[N] = { 0, 1, 2, 3 };
 
@@ -104,7 +117,7 @@ static void all_alike(void) {
 }
 
 static void decide(void) {
-    dtr__meet_decide("dtr_group_x", ranks, entry, N, &next_uid, answer, text);
+    dtr__agreement_decide("dtr_group_x", ranks, entry, N, &next_uid, answer, text);
 }
 
 START_TEST(NEW13_largest_counter) {
@@ -152,7 +165,7 @@ START_TEST(NEW35_colours_are_numbered_ascending) {
     ck_assert_uint_eq(answer[3].number, 2);
     ck_assert_uint_eq(answer[2].counter, 2);
     ck_assert_uint_ne(answer[0].uid, answer[1].uid);
-    ck_assert_int_eq(dtr__meet_members(ranks, entry, N, 70, members), 2);
+    ck_assert_int_eq(dtr__agreement_members(ranks, entry, N, 70, members), 2);
     ck_assert_int_eq(members[0], 3);
     ck_assert_int_eq(members[1], 0);
 }
@@ -293,6 +306,27 @@ START_TEST(NULL_world) {
 }
 END_TEST
 
+static int serves_anything(const dtr_group *g, const dtr__call *call, const char **why) {
+    (void)g, (void)call, (void)why;
+    return 1;
+}
+
+/* BKD2: a backend is never handed a kind that it does not list, whatever its score says. */
+START_TEST(BKD2_kind_that_a_backend_lacks) {
+    const uint64_t kinds = DTR__KINDS_BASIC & ~DTR__KIND_BIT(ALLTOALLV);
+    const dtr__backend old = { .name = "old", .kinds = kinds, .score = serves_anything };
+    dtr_group g = { .backends = { .table = { &old }, .n = 1, .chosen = "cpu:old" } };
+    dtr__call call = { .kind = DTR__K_ALLTOALL };
+    int best = -1;
+    ck_assert_int_eq(dtr__choose_backend(&g, &call, &best), DTR_OK);
+    ck_assert_int_eq(best, 0);
+    call.kind = DTR__K_ALLTOALLV;
+    ck_assert_int_eq(dtr__choose_backend(&g, &call, &best), DTR_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(dtr_last_error_message(), "alltoallv"));
+    ck_assert_ptr_nonnull(strstr(dtr_last_error_message(), "it has no such operation"));
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("groups");
     const TTest *const tests[] = {
@@ -302,6 +336,7 @@ static void make(Suite *s) {
         CFG6_mixed_case,
         CFG5_unknown_names,
         ENU1_names,
+        INI18_of_the_build,
         NEW13_largest_counter,
         NEW13_named_groups_leave_the_counter,
         NEW35_colours_are_numbered_ascending,
@@ -314,6 +349,7 @@ static void make(Suite *s) {
         STO13_many_missing_ranks_are_counted,
         NULL_group,
         NULL_world,
+        BKD2_kind_that_a_backend_lacks,
     };
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
         tcase_add_test(tc, tests[i]);

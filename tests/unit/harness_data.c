@@ -45,8 +45,8 @@ END_TEST
 
 START_TEST(arrays_are_their_elements) {
     enum { N = 150, FIRST = 5, W = 3 };
-    for (int d = 0; d < 14; d++) {
-        for (int o = 0; o < 9; o++) {
+    for (int d = 0; d < TH_DTYPES; d++) {
+        for (int o = 0; o < TH_OPS; o++) {
             dtr_dtype type = th_all_dtypes[d];
             dtr_op op = th_all_ops[o];
             unsigned char in[N * 16], want[N * 16], one[16];

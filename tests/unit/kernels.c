@@ -11,41 +11,55 @@ enum { MAX_N = 7, MAX_COUNT = 1025, MARGIN = 64, MAX_NBYTES = MAX_COUNT * 16 + 3
 
 /* ENU8, COL42, COL44: + is legal; operators in the order of dtr_op. */
 START_TEST(legal_pairs) {
-    static const char *const table[14] = {
-        [DTR_BOOL] = "+-++++++-",   [DTR_U8] = "++++++++-",     [DTR_I8] = "++++++++-",
-        [DTR_I16] = "++++++++-",    [DTR_I32] = "++++++++-",    [DTR_I64] = "++++++++-",
-        [DTR_F8E4M3] = "+++++----", [DTR_F8E5M2] = "+++++----", [DTR_F16] = "+++++---+",
-        [DTR_BF16] = "+++++---+",   [DTR_F32] = "+++++---+",    [DTR_F64] = "+++++---+",
-        [DTR_C64] = "++------+",    [DTR_C128] = "++------+",
+    static const char *const table[TH_DTYPES] = {
+        [DTR_BOOL] = "+-++++++-+++--",      [DTR_U8] = "++++++++-+++--",
+        [DTR_I8] = "++++++++-+++--",        [DTR_I16] = "++++++++-+++--",
+        [DTR_I32] = "++++++++-+++--",       [DTR_I64] = "++++++++-+++--",
+        [DTR_F8E4M3] = "+++++---------",    [DTR_F8E5M2] = "+++++---------",
+        [DTR_F16] = "+++++---+-----",       [DTR_BF16] = "+++++---+-----",
+        [DTR_F32] = "+++++---+-----",       [DTR_F64] = "+++++---+-----",
+        [DTR_C64] = "++------+-----",       [DTR_C128] = "++------+-----",
+        [DTR_U16] = "++++++++-+++--",       [DTR_U32] = "++++++++-+++--",
+        [DTR_U64] = "++++++++-+++--",       [DTR_F32_INDEX] = "------------++",
+        [DTR_F64_INDEX] = "------------++", [DTR_I64_INDEX] = "------------++",
     };
-    for (int d = 0; d < 14; d++) {
-        for (int op = 0; op < 9; op++) {
+    for (int d = 0; d < TH_DTYPES; d++) {
+        for (int op = 0; op < TH_OPS; op++) {
             ck_assert_msg(dtr_op_supports((dtr_op)op, (dtr_dtype)d) == (table[d][op] == '+'),
                           "operator %d on %s", op, dtr_dtype_name((dtr_dtype)d));
         }
     }
-    ck_assert(!dtr_op_supports((dtr_op)9, DTR_F32) && !dtr_op_supports((dtr_op)-1, DTR_F32));
-    ck_assert(!dtr_op_supports(DTR_SUM, (dtr_dtype)14) && !dtr_op_supports(DTR_SUM, (dtr_dtype)-1));
+    ck_assert(!dtr_op_supports((dtr_op)TH_OPS, DTR_F32) && !dtr_op_supports((dtr_op)-1, DTR_F32));
+    ck_assert(!dtr_op_supports(DTR_SUM, (dtr_dtype)TH_DTYPES) &&
+              !dtr_op_supports(DTR_SUM, (dtr_dtype)-1));
 }
 END_TEST
 
 /* ---- meaning ---- */
 
-/* One step of an integer operator in 64 bits; the caller cuts the result to the type. */
-static int64_t int_step(dtr_op op, int64_t a, int64_t b) {
+/* One step of an integer operator in 64 bits, without signs if `whole`; the caller cuts the result
+ * to the type. */
+static int64_t int_step(dtr_op op, bool whole, int64_t a, int64_t b) {
+    const bool below = whole ? (uint64_t)b < (uint64_t)a : b < a;
     switch (op) {
     case DTR_PROD:
         return (int64_t)((uint64_t)a * (uint64_t)b);
     case DTR_MIN:
-        return b < a ? b : a;
+        return below ? b : a;
     case DTR_MAX:
-        return b > a ? b : a;
+        return below ? a : b;
     case DTR_BAND:
         return a & b;
     case DTR_BOR:
         return a | b;
     case DTR_BXOR:
         return a ^ b;
+    case DTR_LAND:
+        return a != 0 && b != 0;
+    case DTR_LOR:
+        return a != 0 || b != 0;
+    case DTR_LXOR:
+        return (a != 0) != (b != 0);
     default:
         return (int64_t)((uint64_t)a + (uint64_t)b);
     }
@@ -63,6 +77,10 @@ static int64_t cut(dtr_dtype d, int64_t v) {
         return (int16_t)v;
     case DTR_I32:
         return (int32_t)v;
+    case DTR_U16:
+        return (uint16_t)v;
+    case DTR_U32:
+        return (uint32_t)v;
     default:
         return v;
     }
@@ -89,12 +107,15 @@ FLOAT_STEP(double)
 static void expect_part(char *out, const dtr__reduce_job *job, dtr_dtype d, size_t k, bool part) {
     const dtr_dtype real = dtr__real_part(d);
     const ref_format *f = ref_format_of(d);
-    if (d <= DTR_I64) {
+    if (d == DTR_BOOL || dtr__is_integer(d)) {
         int64_t v = ref_int(job->src[0], d, k);
+        v = dtr__is_logical(job->op) ? v != 0 : v;
         for (int i = 1; i < job->n; i++) {
-            v = cut(d, int_step(job->op, v, ref_int(job->src[i], d, k)));
+            v = cut(d, int_step(job->op, dtr__is_unsigned(d), v, ref_int(job->src[i], d, k)));
         }
-        v = job->op == DTR_AVG ? v / job->divisor : v;
+        if (job->op == DTR_AVG) {
+            v = ref_divide(d, v, job->divisor);
+        }
         memcpy(out, &v, dtr_dtype_size(d)); /* little endian */
     } else if (real == DTR_F64) {
         double v = 0;
@@ -167,9 +188,10 @@ static void compare(arena *a, dtr_dtype d, dtr_op op, int n, size_t count, size_
     const int n_sets = ref_sets(sets);
     for (int run = 0; run < 3 * n_sets; run++) {
         const int s = run / 3;
-        const dtr__past past = (dtr__past)(run % 3);
-        const bool alike = past == DTR__PAST_ALL ? in_place >= 0 || n > DTR__STREAM_SOURCES
-                                                 : past == DTR__PAST_OTHERS && n_dst == 1;
+        const dtr__nontemporal past = (dtr__nontemporal)(run % 3);
+        const bool alike = past == DTR__NONTEMPORAL_ALL
+                               ? in_place >= 0 || n > DTR__STREAM_SOURCES
+                               : past == DTR__NONTEMPORAL_OTHERS && n_dst == 1;
         if (alike) {
             continue;
         }
@@ -214,9 +236,9 @@ static void sweep(bool any_bits) {
     th_rng g = { 20 };
     arena a;
     arena_make(&a);
-    for (int pair = 0; pair < 14 * 9; pair++) {
-        const dtr_dtype d = (dtr_dtype)(pair / 9);
-        const dtr_op op = (dtr_op)(pair % 9);
+    for (int pair = 0; pair < TH_NUMBERS * TH_OPS; pair++) {
+        const dtr_dtype d = (dtr_dtype)(pair / TH_OPS);
+        const dtr_op op = (dtr_op)(pair % TH_OPS);
         for (int i = 0; i < MAX_N; i++) {
             memset(a.keep[i], 0, MAX_NBYTES);
             ref_fill(a.keep[i] + MARGIN, d, MAX_COUNT, any_bits, &g);
@@ -258,13 +280,15 @@ START_TEST(f16_mean_beyond_its_range) {
     const void *src[7] = { x, x, x, x, x, x, x };
     void *const dst = out;
     for (int k = 0; k < 100; k++) {
-        x[k] = dtr__f32_to_f16(60000);
+        x[k] = f16_encode(60000);
     }
     for (int s = 0; s < n_sets; s++) {
-        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_AVG), 100, DTR_F16, DTR__PAST_NONE);
-        ck_assert(dtr__f16_to_f32(out[0]) == 60000 && dtr__f16_to_f32(out[99]) == 60000);
-        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_SUM), 100, DTR_F16, DTR__PAST_NONE);
-        ck_assert(isinf(dtr__f16_to_f32(out[99])));
+        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_AVG), 100, DTR_F16,
+                         DTR__NONTEMPORAL_NONE);
+        ck_assert(f16_decode(out[0]) == 60000 && f16_decode(out[99]) == 60000);
+        dtr__reduce_with(sets[s], job_of(&dst, src, 7, DTR_SUM), 100, DTR_F16,
+                         DTR__NONTEMPORAL_NONE);
+        ck_assert(isinf(f16_decode(out[99])));
     }
 }
 END_TEST
@@ -310,8 +334,8 @@ START_TEST(integer_mean_like_division) {
     int64_t out[N], sum[N];
     const void *src = sum;
     void *const dst = out;
-    for (int pair = 0; pair < 5 * 10; pair++) {
-        const dtr_dtype d = (dtr_dtype)(DTR_U8 + pair / 10);
+    for (int pair = 0; pair < (5 + 3) * 10; pair++) {
+        const dtr_dtype d = (dtr_dtype)(pair < 50 ? DTR_U8 + pair / 10 : DTR_U16 + pair / 10 - 5);
         const int by = divisors[pair % 10];
         /* Twice: all bases, and those alone that leave no element above 51 bits. */
         for (int part = 0; part < 2 * n_sets; part++) {
@@ -323,9 +347,9 @@ START_TEST(integer_mean_like_division) {
                 memcpy((char *)sum + (size_t)k * dtr_dtype_size(d), &value, dtr_dtype_size(d));
             }
             const dtr__reduce_job job = { &dst, 1, &src, 1, DTR_AVG, by, NULL, false };
-            dtr__reduce_with(sets[part / 2], job, (size_t)n, d, DTR__PAST_NONE);
+            dtr__reduce_with(sets[part / 2], job, (size_t)n, d, DTR__NONTEMPORAL_NONE);
             for (size_t k = 0; k < (size_t)n; k++) {
-                const int64_t want = ref_int(sum, d, k) / by;
+                const int64_t want = ref_divide(d, ref_int(sum, d, k), by);
                 ck_assert_msg(ref_int(out, d, k) == want, "%s: %s %lld / %d gives %lld",
                               sets[part / 2]->name, dtr_dtype_name(d),
                               (long long)ref_int(sum, d, k), by, (long long)ref_int(out, d, k));
@@ -352,11 +376,78 @@ END_TEST
 START_TEST(bool_results) {
     uint8_t a[] = { 0, 1, 2, 0x80 }, b[] = { 0, 1, 1, 0x40 }, out[4];
     const void *src[] = { a, b };
-    for (int op = 0; op < 9; op++) {
+    for (int op = 0; op < TH_OPS; op++) {
         if (dtr_op_supports((dtr_op)op, DTR_BOOL)) {
             dtr__reduce(out, src, 2, 4, DTR_BOOL, (dtr_op)op, 2, NULL);
-            const int one = op == DTR_BXOR ? 0 : 1;
+            const int one = op == DTR_BXOR || op == DTR_LXOR ? 0 : 1;
             ck_assert(out[0] == 0 && out[1] == one && out[2] == one && out[3] == one);
+        }
+    }
+}
+END_TEST
+
+/* -0 plus 0 is 0. */
+static bool same_number(const void *a, const void *b, dtr_dtype d) {
+    return dtr__is_pair(d)
+               ? memcmp(a, b, dtr_dtype_size(d)) == 0
+               : ref_same(a, b, d, 0) ||
+                     (ref_get(a, d, 0, false) == ref_get(b, d, 0, false) &&
+                      (dtr__real_part(d) == d || ref_get(a, d, 0, true) == ref_get(b, d, 0, true)));
+}
+
+/* NaN first, then the value, then the smaller index; bytes between them, set in the inputs, are 0.
+ * To one or several destinations, in place or not, at odd addresses. */
+START_TEST(pairs_of_value_and_index) {
+    enum { N = 300 };
+    static const int ns[] = { 1, 2, 3, MAX_N };
+    static char in[MAX_N][16 * N + 8], out[2][16 * N + 8], want[16 * N];
+    for (int run = 0; run < 3 * 2 * 4 * 2; run++) {
+        const dtr_dtype d = (dtr_dtype)(DTR_F32_INDEX + run % 3);
+        const dtr_op op = run / 3 % 2 == 0 ? DTR_MINLOC : DTR_MAXLOC;
+        const int n = ns[run / 6 % 4], in_place = run / 24;
+        const void *src[MAX_N];
+        for (int r = 0; r < n; r++) {
+            th_fill(in[r] + 3, d, op, 5, N, r, n);
+            src[r] = in[r] + 3;
+        }
+        th_expect(want, d, op, 5, N, n);
+        void *const dst[2] = { in_place != 0 ? in[n - 1] + 3 : out[0] + 1, out[1] + 5 };
+        for (int n_dst = 1; n_dst <= 2 - in_place; n_dst++) {
+            dtr__reduce_piece(dst, n_dst, src, n, N, d, op, n, NULL, DTR__NONTEMPORAL_ALL);
+            for (int j = 0; j < n_dst; j++) {
+                const size_t at = th_differs(dst[j], want, d, N);
+                ck_assert_msg(at == N, "%s, operator %d, %d sources: number %zu differs",
+                              dtr_dtype_name(d), op, n, at);
+            }
+        }
+    }
+}
+END_TEST
+
+/* Combined with any element, on either side, the identity gives it back. */
+START_TEST(identities) {
+    th_rng g = { 30 };
+    for (int pair = 0; pair < TH_DTYPES * TH_OPS; pair++) {
+        const dtr_dtype d = (dtr_dtype)(pair / TH_OPS);
+        const dtr_op op = (dtr_op)(pair % TH_OPS);
+        enum { N = 40 };
+        char x[N * 16], same[16], want[16], out[16];
+        const bool legal = dtr_op_supports(op, d);
+        const size_t size = dtr_dtype_size(d);
+        ck_assert(dtr__op_identity(op, d, same) == legal);
+        if (dtr__is_pair(d)) {
+            th_fill(x, d, op, 0, N, 1, 2);
+        } else {
+            ref_fill(x, d, N, true, &g);
+        }
+        for (size_t k = 0; legal && k < N; k++) {
+            const void *const one[] = { x + k * size }, *const both[] = { x + k * size, same },
+                              *const turned[] = { same, x + k * size };
+            dtr__reduce(want, one, 1, 1, d, op, 1, NULL);
+            dtr__reduce(out, both, 2, 1, d, op, 1, NULL);
+            ck_assert_msg(same_number(out, want, d), "%d on %s", op, dtr_dtype_name(d));
+            dtr__reduce(out, turned, 2, 1, d, op, 1, NULL);
+            ck_assert_msg(same_number(out, want, d), "%d before %s", op, dtr_dtype_name(d));
         }
     }
 }
@@ -441,6 +532,8 @@ static void make(Suite *s) {
     tcase_add_test(tc, integer_mean_like_division);
     tcase_add_test(tc, order_of_zeros_and_nan);
     tcase_add_test(tc, bool_results);
+    tcase_add_test(tc, pairs_of_value_and_index);
+    tcase_add_test(tc, identities);
     tcase_add_test(tc, premul_without_factors);
     tcase_add_test(tc, large_job);
     tcase_add_test(tc, copies);

@@ -9,26 +9,26 @@
 static float decode(dtr_dtype d, unsigned code) {
     switch (d) {
     case DTR_F8E4M3:
-        return dtr__f8e4m3_to_f32((uint8_t)code);
+        return f8e4m3_decode((uint8_t)code);
     case DTR_F8E5M2:
-        return dtr__f8e5m2_to_f32((uint8_t)code);
+        return f8e5m2_decode((uint8_t)code);
     case DTR_F16:
-        return dtr__f16_to_f32((uint16_t)code);
+        return f16_decode((uint16_t)code);
     default:
-        return dtr__bf16_to_f32((uint16_t)code);
+        return bf16_decode((uint16_t)code);
     }
 }
 
 static unsigned encode(dtr_dtype d, float f) {
     switch (d) {
     case DTR_F8E4M3:
-        return dtr__f32_to_f8e4m3(f);
+        return f8e4m3_encode(f);
     case DTR_F8E5M2:
-        return dtr__f32_to_f8e5m2(f);
+        return f8e5m2_encode(f);
     case DTR_F16:
-        return dtr__f32_to_f16(f);
+        return f16_encode(f);
     default:
-        return dtr__f32_to_bf16(f);
+        return bf16_encode(f);
     }
 }
 
@@ -112,11 +112,11 @@ END_TEST
 
 /* The largest numbers and what lies above them. */
 START_TEST(overflow) {
-    ck_assert(dtr__f32_to_f8e4m3(464) == 0x7e && dtr__f32_to_f8e4m3(465) == 0x7f);
-    ck_assert(dtr__f32_to_f8e4m3(-INFINITY) == 0xff && dtr__f32_to_f8e4m3(NAN) % 0x80 == 0x7f);
-    ck_assert(dtr__f32_to_f8e5m2(61439) == 0x7b && dtr__f32_to_f8e5m2(61440) == 0x7c);
-    ck_assert(dtr__f32_to_f16(65519) == 0x7bff && dtr__f32_to_f16(65520) == 0x7c00);
-    ck_assert(dtr__f32_to_bf16(3.4e38F) == 0x7f80 && dtr__f32_to_bf16(-INFINITY) == 0xff80);
+    ck_assert(f8e4m3_encode(464) == 0x7e && f8e4m3_encode(465) == 0x7f);
+    ck_assert(f8e4m3_encode(-INFINITY) == 0xff && f8e4m3_encode(NAN) % 0x80 == 0x7f);
+    ck_assert(f8e5m2_encode(61439) == 0x7b && f8e5m2_encode(61440) == 0x7c);
+    ck_assert(f16_encode(65519) == 0x7bff && f16_encode(65520) == 0x7c00);
+    ck_assert(bf16_encode(3.4e38F) == 0x7f80 && bf16_encode(-INFINITY) == 0xff80);
 }
 END_TEST
 
@@ -154,6 +154,15 @@ static void store(char *out, dtr_dtype to, double re, double im) {
     case DTR_I32:
         v = truncated(re, INT32_MIN, INT32_MAX);
         break;
+    case DTR_U16:
+        v = truncated(re, 0, UINT16_MAX);
+        break;
+    case DTR_U32:
+        v = truncated(re, 0, UINT32_MAX);
+        break;
+    case DTR_U64:
+        v = (int64_t)(isnan(re) || re <= 0 ? 0 : re >= 0x1p64 ? UINT64_MAX : (uint64_t)re);
+        break;
     case DTR_I64:
         v = truncated(re, -0x1p63, 0x1p63);
         break;
@@ -168,18 +177,23 @@ static void store(char *out, dtr_dtype to, double re, double im) {
     memcpy(out, &v, dtr_dtype_size(to));
 }
 
+static bool is_whole(dtr_dtype d) {
+    return d == DTR_BOOL || dtr__is_integer(d);
+}
+
 static bool at_most_f32(dtr_dtype d) {
     return d >= DTR_F8E4M3 && d <= DTR_F32;
 }
 
-static void store_int(char *out, dtr_dtype to, int64_t v) {
+/* `whole`: the bits are those of an unsigned number. */
+static void store_int(char *out, dtr_dtype to, int64_t v, bool whole) {
     const ref_format *f = ref_format_of(to);
-    const unsigned code = f != NULL ? ref_encode_int(f, v) : 0;
-    const float single[2] = { (float)v, 0 };
-    const double twice[2] = { (double)v, 0 };
+    const unsigned code = f != NULL ? ref_encode_int(f, v, whole) : 0;
+    const float single[2] = { whole ? (float)(uint64_t)v : (float)v, 0 };
+    const double twice[2] = { whole ? (double)(uint64_t)v : (double)v, 0 };
     v = to == DTR_BOOL ? v != 0 : v;
     const void *from = f != NULL                       ? (const void *)&code
-                       : to <= DTR_I64                 ? (const void *)&v
+                       : is_whole(to)                  ? (const void *)&v
                        : dtr__real_part(to) == DTR_F32 ? (const void *)single
                                                        : twice;
     memcpy(out, from, dtr_dtype_size(to)); /* little endian: integers wrap */
@@ -201,8 +215,8 @@ static void expect(char *out, dtr_dtype to, const char *src, dtr_dtype from, siz
     }
     if (!scale && from == to) {
         memcpy(out, src + k * dtr_dtype_size(from), dtr_dtype_size(from));
-    } else if (!scale && from <= DTR_I64) {
-        store_int(out, to, ref_int(src, from, k));
+    } else if (!scale && is_whole(from)) {
+        store_int(out, to, ref_int(src, from, k), from == DTR_U64);
     } else {
         store(out, to, re, im);
     }
@@ -218,7 +232,7 @@ static void fill_hard(void *dst, dtr_dtype d, size_t count, th_rng *g) {
     };
     ref_fill(dst, d, count, true, g);
     const size_t n_hard = sizeof hard / sizeof hard[0];
-    if (d >= DTR_F8E4M3) {
+    if (!is_whole(d)) {
         for (size_t k = 0; k < count && k < n_hard; k++) {
             store((char *)dst + k * dtr_dtype_size(d), d, hard[k], -hard[k]);
         }
@@ -230,7 +244,7 @@ static void fill_hard(void *dst, dtr_dtype d, size_t count, th_rng *g) {
         const double moved = nextafter(tie, k % 4 < 2 ? INFINITY : -INFINITY);
         memcpy((char *)dst + k * sizeof moved, &moved, sizeof moved);
     }
-    for (size_t k = 0; d == DTR_I64 && k < count; k += 2) {
+    for (size_t k = 0; (d == DTR_I64 || d == DTR_U64) && k < count; k += 2) {
         const int64_t near_tie =
             (int64_t)(0x101ull << (8 + th_next(g) % 46)) + (int64_t)(th_next(g) % 3) - 1;
         memcpy((char *)dst + k * sizeof near_tie, &near_tie, sizeof near_tie);
@@ -274,13 +288,13 @@ static void check_pair(dtr_dtype to, dtr_dtype from, bool scale, th_rng *g) {
 
 START_TEST(all_pairs) {
     th_rng g = { 9 };
-    check_pair((dtr_dtype)(_i / 14), (dtr_dtype)(_i % 14), false, &g);
+    check_pair((dtr_dtype)(_i / TH_NUMBERS), (dtr_dtype)(_i % TH_NUMBERS), false, &g);
 }
 END_TEST
 
 START_TEST(all_pairs_scaled) {
     th_rng g = { 10 };
-    check_pair((dtr_dtype)(_i / 14), (dtr_dtype)(_i % 14), true, &g);
+    check_pair((dtr_dtype)(_i / TH_NUMBERS), (dtr_dtype)(_i % TH_NUMBERS), true, &g);
 }
 END_TEST
 
@@ -289,9 +303,9 @@ START_TEST(premul) {
     double pair[] = { 1, -2 };
     dtr__premul(pair, pair, 1, DTR_C128, 3);
     ck_assert(pair[0] == 3 && pair[1] == -6);
-    uint16_t h = dtr__f32_to_f16(3);
+    uint16_t h = f16_encode(3);
     dtr__premul(&h, &h, 1, DTR_F16, 1.0 / 3);
-    ck_assert(dtr__f16_to_f32(h) == 1);
+    ck_assert(f16_decode(h) == 1);
 }
 END_TEST
 
@@ -299,16 +313,16 @@ END_TEST
 
 START_TEST(first_nan) {
     static char data[COUNT * 16];
-    for (int t = 0; t < 14; t++) {
+    for (int t = 0; t < TH_NUMBERS; t++) {
         const dtr_dtype d = (dtr_dtype)t;
         const size_t size = dtr_dtype_size(d), parts = dtr__real_part(d) == d ? 1 : 2;
-        memset(data, d <= DTR_I64 ? 0xff : 0, sizeof data);
+        memset(data, is_whole(d) ? 0xff : 0, sizeof data);
         store(data + 3 * size, d, INFINITY, -INFINITY);
         if (d == DTR_F8E4M3) {
             data[3] = 0x7e; /* its largest number: it has no infinity */
         }
         ck_assert_uint_eq(dtr__find_nan(data, COUNT, d), COUNT);
-        for (size_t at = COUNT; d > DTR_I64 && at > 0; at -= 550) {
+        for (size_t at = COUNT; !is_whole(d) && at > 0; at -= 550) {
             store(data + (at - 1) * size, d, parts == 2 ? 0 : NAN, -NAN);
             ck_assert_uint_eq(dtr__find_nan(data, COUNT, d), at - 1);
             ck_assert_uint_eq(dtr__find_nan(data, at - 1, d), at - 1);
@@ -323,8 +337,8 @@ void add_convert_tests(Suite *s) {
     tcase_add_test(tc, every_pattern_in_every_set);
     tcase_add_test(tc, rounding_from_f32);
     tcase_add_test(tc, overflow);
-    tcase_add_loop_test(tc, all_pairs, 0, 14 * 14);
-    tcase_add_loop_test(tc, all_pairs_scaled, 0, 14 * 14);
+    tcase_add_loop_test(tc, all_pairs, 0, TH_NUMBERS * TH_NUMBERS);
+    tcase_add_loop_test(tc, all_pairs_scaled, 0, TH_NUMBERS * TH_NUMBERS);
     tcase_add_test(tc, premul);
     tcase_add_test(tc, first_nan);
     suite_add_tcase(s, tc);

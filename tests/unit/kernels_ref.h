@@ -9,8 +9,11 @@
 
 #include <check.h>
 
+#include "base/dtype.h"
 #include "data.h"
+#include "kernels/formats.h"
 #include "kernels/kernels_set.h"
+#include "kernels/operators.h"
 
 typedef struct ref_format {
     const char *name;
@@ -74,10 +77,11 @@ static inline unsigned ref_encode(const ref_format *f, double v) {
     return sign | (code > f->top ? f->top : code);
 }
 
-/* The same for an integer, in integers. */
-static inline unsigned ref_encode_int(const ref_format *f, int64_t v) {
-    const unsigned sign = v < 0 ? 1u << (f->E + f->M) : 0;
-    const uint64_t a = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+/* The same for an integer, in integers; `whole`: its bits are those of an unsigned one. */
+static inline unsigned ref_encode_int(const ref_format *f, int64_t v, bool whole) {
+    const bool negative = v < 0 && !whole;
+    const unsigned sign = negative ? 1u << (f->E + f->M) : 0;
+    const uint64_t a = negative ? 0 - (uint64_t)v : (uint64_t)v;
     int shift = 0;
     while (a >> shift >= 2u << f->M) {
         shift++;
@@ -91,10 +95,15 @@ static inline unsigned ref_encode_int(const ref_format *f, int64_t v) {
 /* Element k of an integer type. */
 static inline int64_t ref_int(const void *array, dtr_dtype d, size_t k) {
     const char *p = (const char *)array + k * dtr_dtype_size(d);
-    const bool negative = d >= DTR_I8 && p[dtr_dtype_size(d) - 1] < 0; /* little endian */
+    const bool negative =
+        d >= DTR_I8 && d <= DTR_I64 && p[dtr_dtype_size(d) - 1] < 0; /* little endian */
     int64_t v = negative ? -1 : 0;
     memcpy(&v, p, dtr_dtype_size(d));
     return d == DTR_BOOL ? v != 0 : v;
+}
+
+static inline int64_t ref_divide(dtr_dtype d, int64_t v, int by) {
+    return d == DTR_U64 ? (int64_t)((uint64_t)v / (uint64_t)by) : v / by;
 }
 
 /* Element k as numbers. */
@@ -109,7 +118,10 @@ static inline double ref_get(const void *array, dtr_dtype d, size_t k, bool imag
         memcpy(&code, p, dtr_dtype_size(d));
         return ref_decode(f, code);
     }
-    if (d <= DTR_I64) {
+    if (d == DTR_U64) {
+        return (double)(uint64_t)ref_int(array, d, k);
+    }
+    if (d == DTR_BOOL || dtr__is_integer(d)) {
         return (double)ref_int(array, d, k);
     }
     switch (d) {
@@ -169,7 +181,7 @@ static inline void ref_fill(void *dst, dtr_dtype d, size_t count, bool any_bits,
         for (size_t k = 0; k < count; k++) {
             p[k] = (unsigned char)(th_next(g) >> 40 & 1);
         }
-    } else if (any_bits || d <= DTR_I64) {
+    } else if (any_bits || dtr__is_integer(d)) {
         for (size_t k = 0; k < count * dtr_dtype_size(d); k++) {
             p[k] = (unsigned char)(th_next(g) >> 33);
         }

@@ -21,7 +21,7 @@ static dtr_plan_param f64(size_t numel) {
 /* "0,2|1,3" and the limits "400,400" of a plan. */
 static void describe(const dtr_plan *plan, char *members, char *limits) {
     *members = *limits = '\0';
-    for (size_t b = 0; b < dtr_plan_n_buckets(plan); b++) {
+    for (size_t b = 0; b < dtr_plan_bucket_count(plan); b++) {
         const dtr_plan_bucket *k = dtr_plan_get_bucket(plan, b);
         for (size_t s = 0; s < k->n_slots; s++) {
             members += sprintf(members, "%s%zu", s > 0 ? "," : b > 0 ? "|" : "", k->slots[s].param);
@@ -44,7 +44,7 @@ static void expect(const dtr_plan_param *params, size_t n, bool reversed, const 
     describe(plan, members, used);
     ck_assert_str_eq(members, want);
     ck_assert_str_eq(used, want_limits);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 }
 
 #define LIMITS(...) \
@@ -108,21 +108,21 @@ START_TEST(offsets) {
     ck_assert_uint_eq(b->slots[0].offset, 0);
     ck_assert_uint_eq(b->nbytes, 128);
     ck_assert_ptr_null(dtr_plan_get_bucket(plan, 2));
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 
     ck_assert_int_eq(dtr_plan_compute(net, 3, order, NULL, 0, 0, &plan), DTR_OK);
     b = dtr_plan_get_bucket(plan, 0);
     ck_assert_uint_eq(b->slots[2].offset, 2880);
     ck_assert_uint_eq(b->nbytes, 3008);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 }
 END_TEST
 
 START_TEST(empty_things) {
     dtr_plan *plan = NULL;
     ck_assert_int_eq(dtr_plan_compute(NULL, 0, NULL, NULL, 0, 0, &plan), DTR_OK);
-    ck_assert_uint_eq(dtr_plan_n_buckets(plan), 0);
-    dtr_plan_free(plan);
+    ck_assert_uint_eq(dtr_plan_bucket_count(plan), 0);
+    dtr_plan_destroy(plan);
     dtr_plan_param none[] = { f32(0), f32(3), f32(0) }; /* A13 */
     ck_assert_int_eq(dtr_plan_compute(none, 3, NULL, NULL, 0, 0, &plan), DTR_OK);
     const dtr_plan_bucket *b = dtr_plan_get_bucket(plan, 0);
@@ -130,9 +130,9 @@ START_TEST(empty_things) {
     ck_assert_uint_eq(b->slots[0].nbytes, 0);
     ck_assert_uint_eq(b->slots[2].offset, 64);
     ck_assert_uint_eq(b->nbytes, 64);
-    dtr_plan_free(plan);
-    dtr_plan_free(NULL);
-    ck_assert_uint_eq(dtr_plan_n_buckets(NULL), 0);
+    ck_assert_int_eq(dtr_plan_destroy(plan), DTR_OK);
+    ck_assert_int_eq(dtr_plan_destroy(NULL), DTR_OK);
+    ck_assert_uint_eq(dtr_plan_bucket_count(NULL), 0);
     ck_assert_uint_eq(dtr_plan_hash(NULL), 0);
     ck_assert_uint_eq(dtr_plan_print(NULL, NULL, 0), 0);
 }
@@ -162,13 +162,13 @@ START_TEST(explicit_plans) {
     describe(plan, members, limits);
     ck_assert_str_eq(members, "0|1,2");
     ck_assert_uint_eq(dtr_plan_get_bucket(plan, 1)->slots[1].offset, 192);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 
     dtr_plan_param same[] = { f32(20), f32(40), f32(16) };
     const size_t all[] = { 0, 1, 2 };
     ck_assert_int_eq(
         dtr_plan_explicit(same, 3, (const size_t *[]){ all }, (size_t[]){ 3 }, 1, &plan), DTR_OK);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 
     plan = NULL;
     struct {
@@ -252,7 +252,7 @@ static size_t own_bytes(const dtr_plan_bucket *b, size_t n_slots) {
 /* Does another dense bucket of the same key follow? */
 static bool key_goes_on(const dtr_plan *plan, size_t b, const dtr_plan_param *params) {
     const dtr_plan_bucket *k = dtr_plan_get_bucket(plan, b);
-    for (size_t c = b + 1; c < dtr_plan_n_buckets(plan); c++) {
+    for (size_t c = b + 1; c < dtr_plan_bucket_count(plan); c++) {
         const dtr_plan_bucket *o = dtr_plan_get_bucket(plan, c);
         if (o->dtype == k->dtype && o->device.index == k->device.index &&
             !params[o->slots[0].param].sparse) {
@@ -295,7 +295,7 @@ START_TEST(properties) {
         dtr_plan *plan = NULL, *again = NULL;
         ck_assert_int_eq(dtr_plan_compute(params, n, order, limits, 2, 0, &plan), DTR_OK);
         int seen[MODEL_MAX] = { 0 };
-        for (size_t b = 0; b < dtr_plan_n_buckets(plan); b++) {
+        for (size_t b = 0; b < dtr_plan_bucket_count(plan); b++) {
             check_bucket(plan, b, params, seen);
         }
         for (size_t i = 0; i < n; i++) {
@@ -303,8 +303,8 @@ START_TEST(properties) {
         }
         ck_assert_int_eq(dtr_plan_compute(params, n, order, limits, 2, 0, &again), DTR_OK);
         ck_assert_uint_eq(dtr_plan_hash(plan), dtr_plan_hash(again));
-        dtr_plan_free(plan);
-        dtr_plan_free(again);
+        dtr_plan_destroy(plan);
+        dtr_plan_destroy(again);
     }
 }
 END_TEST
@@ -314,7 +314,7 @@ static uint64_t hash_of(const dtr_plan_param *p, size_t n, const size_t *order,
     dtr_plan *plan = NULL;
     ck_assert_int_eq(dtr_plan_compute(p, n, order, limits, n_limits, 0, &plan), DTR_OK);
     uint64_t h = dtr_plan_hash(plan);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
     return h;
 }
 
@@ -359,7 +359,7 @@ START_TEST(print) {
     ck_assert_uint_eq(dtr_plan_print(plan, cut, sizeof cut), n);
     ck_assert_uint_eq(strlen(cut), sizeof cut - 1);
     ck_assert_int_eq(strncmp(cut, text, sizeof cut - 1), 0);
-    dtr_plan_free(plan);
+    dtr_plan_destroy(plan);
 }
 END_TEST
 

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "rt_cache.h"
+#include "topology/cache.h"
 #include "unit.h"
 
 /* Of cache `index` of a CPU, 0: there is none. */

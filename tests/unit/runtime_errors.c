@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "rt_internal.h"
 #include "unit.h"
+#include "world/world.h"
 
 START_TEST(every_status_has_name_text_class) {
     static const struct {
@@ -41,6 +41,7 @@ START_TEST(every_status_has_name_text_class) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ck_assert_str_eq(dtr_status_name(rows[i].s), rows[i].name);
         ck_assert_int_eq(dtr_status_class(rows[i].s), rows[i].blast);
+        ck_assert_int_eq(DTR_FAILED(rows[i].s), rows[i].blast != DTR_CLASS_NONE);
         ck_assert_int_gt((int)strlen(dtr_status_text(rows[i].s)), 5);
         ck_assert_int_eq(dtr_status_hint(rows[i].s)[0] == '\0', rows[i].s == DTR_OK);
     }

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rt_error.h"
-#include "rt_options.h"
+#include "base/error.h"
+#include "base/options.h"
 #include "unit.h"
 
 static dtr__options o;
@@ -26,6 +26,40 @@ static void refused(const char *name, const char *value, const char *accepted) {
                       strstr(message, accepted) != NULL,
                   "%s=%s: %s", name, value, message);
 }
+
+/* A program with more rights than its caller, as the C library would see it. */
+static bool privileged;
+char *wrapped_secure_getenv(const char *name) __asm__("__wrap_secure_getenv");
+char *wrapped_secure_getenv(const char *name) {
+    return privileged ? NULL : getenv(name);
+}
+
+START_TEST(paths_of_a_caller) {
+    static const struct {
+        const char *name;
+        dtr__opt id;
+    } paths[] = { { "DTR_LOG_FILE", DTR__OPT_LOG_FILE },
+                  { "DTR_METRICS_FILE", DTR__OPT_METRICS_FILE },
+                  { "DTR_RECORDER_DIR", DTR__OPT_RECORDER_DIR },
+                  { "DTR_TRACE", DTR__OPT_TRACE },
+                  { "DTR_TUNE_FILE", DTR__OPT_TUNE_FILE } };
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        ck_assert_int_eq(read_with(paths[i].name, "/somewhere"), DTR_OK);
+        ck_assert_str_eq(dtr__opt_text(&o, paths[i].id), "/somewhere");
+        privileged = true;
+        dtr_status s = read_with(paths[i].name, "/somewhere");
+        privileged = false;
+        ck_assert_int_eq(s, DTR_OK);
+        ck_assert_msg(strcmp(dtr__opt_text(&o, paths[i].id), "/somewhere") != 0, "%s",
+                      paths[i].name);
+    }
+    privileged = true;
+    dtr_status s = read_with("DTR_TIMEOUT", "5");
+    privileged = false;
+    ck_assert_int_eq(s, DTR_OK);
+    ck_assert_double_eq(dtr__opt_seconds(&o, DTR__OPT_TIMEOUT), 5);
+}
+END_TEST
 
 START_TEST(defaults) {
     ck_assert_int_eq(dtr__options_read(&o), DTR_OK);
@@ -183,6 +217,7 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = tcase_create("options");
     tcase_add_test(tc, defaults);
+    tcase_add_test(tc, paths_of_a_caller);
     tcase_add_test(tc, booleans);
     tcase_add_test(tc, numbers);
     tcase_add_test(tc, bytes);

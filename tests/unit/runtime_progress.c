@@ -12,17 +12,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "rt_fork.h"
-#include "rt_internal.h"
-#include "rt_link.h"
+#include "base/private_fd.h"
+#include "control/link.h"
 #include "unit.h"
+#include "world/world.h"
 
 static dtr_world world;
 
 /* A world with just the parts under test. */
 static void open_parts(const char *thread, const char *entries) {
     memset(&world, 0, sizeof world);
-    world.thread_level = MPI_THREAD_MULTIPLE;
+    world.mpi.thread_level = MPI_THREAD_MULTIPLE;
     world.serial = 5;
     setenv("DTR_PROGRESS_THREAD", thread, 1);
     setenv("DTR_RECORDER_ENTRIES", entries, 1);
@@ -30,7 +30,7 @@ static void open_parts(const char *thread, const char *entries) {
     unsetenv("DTR_PROGRESS_THREAD");
     unsetenv("DTR_RECORDER_ENTRIES");
     ck_assert_int_eq(dtr__recorder_open(&world), DTR_OK);
-    ck_assert_int_eq(dtr__progress_open(&world), DTR_OK);
+    ck_assert_int_eq(dtr__progress_open(&world, NULL), DTR_OK);
 }
 
 static void close_parts(void) {
@@ -316,7 +316,7 @@ START_TEST(recorder_records_never_mix) {
 }
 END_TEST
 
-/* ---- connections between nodes (rt_link.h) ---- */
+/* ---- connections between nodes (control/link.h) ---- */
 
 static int count_beats;
 
@@ -335,7 +335,7 @@ static void await_link(const dtr__link *l) {
 /* Both ends of a connection to a listener on this host. */
 static void connect_links(const struct in6_addr *to, int epoll, dtr__link **a, dtr__link **b) {
     uint16_t port = 0;
-    int failure = 0, listener = dtr__link_listen(&port);
+    int failure = 0, listener = dtr__link_listen(NULL, &port);
     ck_assert_int_ge(listener, 0);
     ck_assert_uint_ne(port, 0);
     struct pollfd come = { .fd = listener, .events = POLLIN };

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rt_internal.h"
-#include "rt_recording.h"
+#include "recorder/recording.h"
 #include "unit.h"
+#include "world/world.h"
 
 enum { CALLS = 7, BATCHES = 8 /* sorts */, ENTRIES = 2 };
 
@@ -43,12 +43,12 @@ static uint64_t lead(dtr_world *w, dtr__rec_run *run, uint64_t seq, int64_t now)
                       .kind = 1,
                       .p2p_seq = seq,
                       .op_id = 100 + seq,
-                      .flags = DTR__RECORDING_TOGETHER,
+                      .flags = DTR__REC_TOGETHER,
                       .tag = ENTRIES,
                       .t_issued = now,
                       .deadline = now + 9000 };
-    uint64_t number = dtr__rec_lead(w, run, BATCHES, &r, ENTRIES);
-    r.flags |= DTR__RECORDING_MEMBER;
+    uint64_t number = dtr__rec_run_begin(w, run, BATCHES, &r, ENTRIES);
+    r.flags |= DTR__REC_MEMBER;
     for (int i = 0; i < ENTRIES; i++) {
         r.kind = (uint8_t)(2 + i);
         r.tag = 40 + i;
@@ -87,7 +87,7 @@ static void check_batches(const dtr__recording *r, size_t n, uint64_t seq, bool 
         ck_assert_uint_eq(rec->seq, 0);
         ck_assert_uint_eq(rec->kind, 1 + part);
         ck_assert_int_eq(rec->tag, part == 0 ? ENTRIES : 39 + (int)part);
-        ck_assert_int_eq((rec->flags & DTR__RECORDING_MEMBER) != 0, part != 0);
+        ck_assert_int_eq((rec->flags & DTR__REC_MEMBER) != 0, part != 0);
         ck_assert_int_eq(rec->state, open && own == seq ? DTR__REC_ISSUED : DTR__REC_FINISHED);
         ck_assert(dtr__record_over(rec) == (rec->t_finished != 0));
         ck_assert_int_eq(rec->deadline - rec->t_issued, 9000);
@@ -115,7 +115,7 @@ START_TEST(P9_batches_that_follow_closely_share_records) {
     dtr_world w;
     dtr__rec_run run = open_world(&w);
     dtr__record r = { .group = 1, .seq = 1, .op_id = 1, .t_issued = 500 };
-    dtr__rec_finish(&w, dtr__rec_lead(&w, &run, CALLS, &r, 0), 500);
+    dtr__rec_finish(&w, dtr__rec_run_begin(&w, &run, CALLS, &r, 0), 500);
     for (uint64_t i = 2; i <= 3; i++) {
         ck_assert(dtr__rec_follow(&w, &run, CALLS, i, 600));
         dtr__rec_follower_ended(&run, i);
@@ -143,7 +143,7 @@ START_TEST(P9_no_batch_follows_one_with_others_records) {
     dtr__record other = { .group = 2, .kind = 1 };
     dtr__rec_run run = open_world(&w);
     dtr__record r = { .group = 1, .p2p_seq = 1, .t_issued = 1000 };
-    (void)dtr__rec_lead(&w, &run, BATCHES, &r, ENTRIES);
+    (void)dtr__rec_run_begin(&w, &run, BATCHES, &r, ENTRIES);
     ck_assert(!dtr__rec_follow(&w, &run, BATCHES, 2, 1000)); /* they are not there yet */
     for (int i = 0; i <= ENTRIES; i++) {
         (void)dtr__rec_begin(&w, &other);

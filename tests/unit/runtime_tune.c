@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rt_error.h"
-#include "rt_tune.h"
+#include "base/error.h"
+#include "base/tune.h"
 #include "unit.h"
 
 static dtr__tune t;
@@ -71,6 +71,10 @@ START_TEST(lists) {
     ck_assert_int_eq(dtr__tune_list("chunk=8K,cma_copy=1", &t), DTR_OK);
     ck_assert_uint_eq(t.value[DTR__TUNE_CHUNK], 8192);
     ck_assert_uint_eq(t.value[DTR__TUNE_CMA_COPY], 1);
+    /* names of older versions */
+    ck_assert_int_eq(dtr__tune_list("stage_past=1,zero_past=2,stage_past=3", &t), DTR_OK);
+    ck_assert_uint_eq(t.value[DTR__TUNE_STAGE_NONTEMPORAL], 3);
+    ck_assert_uint_eq(t.value[DTR__TUNE_ZERO_NONTEMPORAL], 2);
     before = t;
     static const char *const bad[] = {
         "chunk", "chunk=", "=4K", ",", "chunk=8K,x=1", "chunk=8K,,"

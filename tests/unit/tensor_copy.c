@@ -6,8 +6,8 @@
 
 #include <dtr/tensor.h>
 
+#include "core/tensor_internal.h"
 #include "data.h"
-#include "tensor_internal.h"
 #include "tensor_unit.h"
 
 enum { MEMORY = 4096 }; /* elements of the memory under a random view */
@@ -85,16 +85,18 @@ static bool is_complex(dtr_dtype d) {
 }
 
 static bool is_integer(dtr_dtype d) {
-    return d >= DTR_U8 && d <= DTR_I64;
+    return (d >= DTR_U8 && d <= DTR_I64) || (d >= DTR_U16 && d <= DTR_U64);
 }
 
 /* What copying value (re, im) of type `from` into type `to` must store. */
 static void store(void *array, dtr_dtype to, size_t k, dtr_dtype from, double re, double im) {
     static const double low[] = {
-        [DTR_U8] = 0, [DTR_I8] = -128, [DTR_I16] = -32768, [DTR_I32] = -2147483648.0
+        [DTR_U8] = 0,  [DTR_I8] = -128, [DTR_I16] = -32768, [DTR_I32] = -2147483648.0,
+        [DTR_U16] = 0, [DTR_U32] = 0,   [DTR_U64] = 0
     };
     static const double high[] = {
-        [DTR_U8] = 255, [DTR_I8] = 127, [DTR_I16] = 32767, [DTR_I32] = 2147483647
+        [DTR_U8] = 255,    [DTR_I8] = 127,           [DTR_I16] = 32767, [DTR_I32] = 2147483647,
+        [DTR_U16] = 65535, [DTR_U32] = 4294967295.0, [DTR_U64] = 0x1p63
     };
     if (to == DTR_BOOL) {
         ((uint8_t *)array)[k] = re != 0 || im != 0;
@@ -121,7 +123,7 @@ static void set_random(const view *v, th_rng *g) {
         double re = values[pick(g, 14)], im = values[pick(g, 14)];
         if (dtr_tensor_dtype(t) == DTR_BOOL) {
             re = re != 0;
-        } else if (dtr_tensor_dtype(t) == DTR_U8) {
+        } else if (dtr_tensor_dtype(t) == DTR_U8 || dtr_tensor_dtype(t) >= DTR_U16) {
             re = fabs(trunc(re));
         } else if (dtr_tensor_dtype(t) == DTR_I8) {
             re = fmin(trunc(re), 127);
@@ -159,8 +161,8 @@ static void copy_and_compare(th_rng *g, dtr_dtype to, dtr_dtype from) {
 
 START_TEST(copies_between_all_types_and_strides) {
     th_rng g = { 7 };
-    for (int i = 0; i < 14; i++) {
-        for (int j = 0; j < 14; j++) {
+    for (int i = 0; i < TH_NUMBERS; i++) {
+        for (int j = 0; j < TH_NUMBERS; j++) {
             for (int round = 0; round < 12; round++) {
                 copy_and_compare(&g, th_all_dtypes[i], th_all_dtypes[j]);
             }
@@ -270,7 +272,7 @@ static void arithmetic(th_rng *g, dtr_dtype d) {
     IS(dtr_tensor_axpy(y.t, 2, x.t, NULL), DTR_OK);
     ck_assert_msg(memcmp(y.memory, want, bytes) == 0, "%s", dtr_dtype_name(d));
     double norm = 0, sum = 0;
-    IS(dtr_tensor_norm2(y.t, &norm), DTR_OK);
+    IS(dtr_tensor_norm(y.t, NULL, &norm), DTR_OK);
     for (size_t k = 0; k < n; k++) {
         double re = 3 + 2.0 * (double)(k % 3);
         sum += re * re + (is_complex(d) ? 4 : 0);
@@ -283,7 +285,7 @@ static void arithmetic(th_rng *g, dtr_dtype d) {
 
 START_TEST(arithmetic_over_types_and_strides) {
     th_rng g = { 11 };
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < TH_NUMBERS; i++) {
         for (int round = 0; round < 12 && th_all_dtypes[i] != DTR_BOOL; round++) {
             arithmetic(&g, th_all_dtypes[i]);
         }
@@ -298,6 +300,41 @@ static dtr_tensor *vector(void *data, size_t n, dtr_dtype d) {
     return t;
 }
 
+/* They move, and nothing is computed with them; messages name the type. */
+START_TEST(pairs_are_no_numbers) {
+    dtr_f64_index pairs[4] = { { 1, 5 }, { 2, 6 }, { 3, 7 }, { 4, 8 } }, copied[4] = { { 0, 0 } };
+    double numbers[4] = { 0 }, norm = 7;
+    dtr_tensor *p = vector(pairs, 4, DTR_F64_INDEX), *q = vector(copied, 4, DTR_F64_INDEX);
+    dtr_tensor *x = vector(numbers, 4, DTR_F64), *part = NULL, *same = NULL;
+    const struct {
+        dtr_status is;
+        const char *word;
+    } refused[] = { { dtr_tensor_fill(p, 1, NULL), "filled" },
+                    { dtr_tensor_scale(p, 2, NULL), "scaled" },
+                    { dtr_tensor_axpy(p, 1, p, NULL), "added to" },
+                    { dtr_tensor_axpy(x, 1, p, NULL), "added" },
+                    { dtr_tensor_norm(p, NULL, &norm), "norm" },
+                    { dtr_tensor_copy(x, p, NULL), "converted" },
+                    { dtr_tensor_copy(p, x, NULL), "other elements" } };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        ck_assert_msg(refused[i].is == DTR_ERR_DTYPE, "%s: %s", refused[i].word,
+                      dtr_status_name(refused[i].is));
+    }
+    MESSAGE("f64_index");
+    ck_assert(norm == 7 && numbers[0] == 0 && pairs[0].value == 1 && pairs[0].index == 5);
+    IS(dtr_tensor_copy(q, p, NULL), DTR_OK);
+    ck_assert_int_eq(memcmp(copied, pairs, sizeof pairs), 0);
+    IS(dtr_tensor_narrow(p, 0, 2, 1, &part), DTR_OK);
+    IS(dtr_tensor_clone(part, &same), DTR_OK);
+    ck_assert(((const dtr_f64_index *)dtr_tensor_data(same))->index == 7);
+    dtr_tensor_release(same);
+    dtr_tensor_release(part);
+    dtr_tensor_release(x);
+    dtr_tensor_release(q);
+    dtr_tensor_release(p);
+}
+END_TEST
+
 START_TEST(arithmetic_at_the_edges) {
     int64_t big[2] = { INT64_MAX - 1, INT64_MIN };
     dtr_tensor *t = vector(big, 2, DTR_I64);
@@ -305,6 +342,17 @@ START_TEST(arithmetic_at_the_edges) {
     ck_assert(big[0] == INT64_MAX - 1 && big[1] == INT64_MIN);
     IS(dtr_tensor_axpy(t, 2, t, NULL), DTR_OK);
     ck_assert(big[0] == INT64_MAX && big[1] == INT64_MIN);
+    dtr_tensor_release(t);
+    uint64_t whole[2] = { UINT64_MAX - 1, INT64_MAX };
+    t = vector(whole, 2, DTR_U64);
+    IS(dtr_tensor_scale(t, 1, NULL), DTR_OK);
+    ck_assert(whole[0] == UINT64_MAX - 1 && whole[1] == INT64_MAX);
+    dtr_tensor *s = vector(big, 2, DTR_I64); /* INT64_MAX and INT64_MIN */
+    IS(dtr_tensor_axpy(t, 1, s, NULL), DTR_OK);
+    ck_assert(whole[0] == UINT64_MAX && whole[1] == 0);
+    IS(dtr_tensor_axpy(s, -1, t, NULL), DTR_OK);
+    ck_assert(big[0] == INT64_MIN && big[1] == INT64_MIN);
+    dtr_tensor_release(s);
     dtr_tensor_release(t);
     uint8_t small[2] = { 200, 3 };
     t = vector(small, 2, DTR_U8);
@@ -344,12 +392,12 @@ START_TEST(norms_beyond_the_range_of_squares) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         double data[2] = { cases[i][0], cases[i][1] }, norm = -1;
         dtr_tensor *t = vector(data, 2, DTR_F64);
-        IS(dtr_tensor_norm2(t, &norm), DTR_OK);
+        IS(dtr_tensor_norm(t, NULL, &norm), DTR_OK);
         ck_assert_msg(norm == cases[i][2] ||
                           fabs(norm - cases[i][2]) <= 1e-15 * cases[i][2] + 5e-324,
                       "case %zu: %.17g", i, norm);
         data[0] = NAN;
-        IS(dtr_tensor_norm2(t, &norm), DTR_OK);
+        IS(dtr_tensor_norm(t, NULL, &norm), DTR_OK);
         ck_assert(isnan(norm));
         dtr_tensor_release(t);
     }
@@ -358,7 +406,7 @@ START_TEST(norms_beyond_the_range_of_squares) {
     dtr_tensor *t = vector(ones, N, DTR_F32);
     double norm = 0;
     IS(dtr_tensor_fill(t, 0.1, NULL), DTR_OK);
-    IS(dtr_tensor_norm2(t, &norm), DTR_OK);
+    IS(dtr_tensor_norm(t, NULL, &norm), DTR_OK);
     ck_assert(fabs(norm - 1024 * (double)0.1f) < 1e-12);
     dtr_tensor_release(t);
     free(ones);
@@ -373,6 +421,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, overlapping_copies_read_before_they_write);
     tcase_add_test(tc, arithmetic_over_types_and_strides);
     tcase_add_test(tc, arithmetic_at_the_edges);
+    tcase_add_test(tc, pairs_are_no_numbers);
     tcase_add_test(tc, norms_beyond_the_range_of_squares);
     suite_add_tcase(s, tc);
 }

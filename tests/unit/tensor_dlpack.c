@@ -38,7 +38,7 @@ static DLManagedTensor foreign(void *data, uint8_t code, uint8_t bits, int ndim,
 }
 
 START_TEST(round_trip_of_every_type) {
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < TH_NUMBERS; i++) {
         dtr_dtype d = th_all_dtypes[i];
         _Alignas(64) unsigned char data[6 * 16];
         int released = 0;
@@ -127,7 +127,7 @@ START_TEST(refusals_leave_the_owner) {
         dtr_status status;
         const char *word;
     } cases[] = {
-        { foreign(data, kDLUInt, 16, 1, SHAPE(2), NULL), DTR_ERR_DTYPE, "uint" },
+        { foreign(data, kDLUInt, 128, 1, SHAPE(2), NULL), DTR_ERR_DTYPE, "uint" },
         { foreign(data, kDLFloat, 128, 1, SHAPE(2), NULL), DTR_ERR_DTYPE, "128 bits" },
         { foreign(data, kDLOpaqueHandle, 64, 1, SHAPE(2), NULL), DTR_ERR_DTYPE, "opaque" },
         { foreign(data, 200, 8, 1, SHAPE(2), NULL), DTR_ERR_DTYPE, "200" },
@@ -234,7 +234,7 @@ static void make(Suite *s) {
 
 int main(void) {
     if (dtr_tensor_to_dlpack(NULL, NULL) == DTR_ERR_UNSUPPORTED) {
-        printf("%s\n", dtr_last_error_message());
+        printf("skipped: %s\n", dtr_last_error_message());
         return 77;
     }
     return th_unit_main("tensor_dlpack", make);

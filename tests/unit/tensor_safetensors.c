@@ -52,11 +52,11 @@ static void write_header(const char *json, size_t n) {
 }
 
 START_TEST(round_trip_of_every_type) {
-    unsigned char data[14][96];
-    dtr_named_tensor list[14];
-    char names[14][16];
+    unsigned char data[TH_NUMBERS][96];
+    dtr_named_tensor list[TH_NUMBERS];
+    char names[TH_NUMBERS][16];
     size_t n = 0;
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < TH_NUMBERS; i++) {
         dtr_dtype d = th_all_dtypes[i];
         if (d == DTR_C128) {
             continue;
@@ -221,7 +221,7 @@ START_TEST(foreign_tensors_are_refused_one_by_one) {
     dtr_tensor *t = NULL;
     dtr_safetensors *f = NULL;
     write_header(
-        "{\"odd\":{\"dtype\":\"U64\",\"shape\":[1],\"data_offsets\":[0,8]},"
+        "{\"odd\":{\"dtype\":\"F8_E8M0\",\"shape\":[8],\"data_offsets\":[0,8]},"
         "\"deep\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"
         "\"data_offsets\":[8,9]},\"flag\":{\"data_offsets\":[9,11],\"shape\":[2],\"dtype\":"
         "\"BOOL\"},\"none\":{\"dtype\":\"F32\",\"shape\":[3,0],\"data_offsets\":[11,11]}}   ",
@@ -233,7 +233,7 @@ START_TEST(foreign_tensors_are_refused_one_by_one) {
     IS(dtr_safetensors_open(path, &f), DTR_OK);
     ck_assert_uint_eq(dtr_safetensors_count(f), 4);
     IS(dtr_safetensors_load(f, "odd", &t), DTR_ERR_UNSUPPORTED);
-    MESSAGE("U64");
+    MESSAGE("F8_E8M0");
     IS(dtr_safetensors_load(f, "deep", &t), DTR_ERR_UNSUPPORTED);
     MESSAGE("17 dimensions");
     ck_assert_ptr_null(t);
@@ -302,7 +302,7 @@ static void make(Suite *s) {
 
 int main(void) {
     if (dtr_safetensors_save(NULL, NULL, 0, NULL, 0) == DTR_ERR_UNSUPPORTED) {
-        printf("%s\n", dtr_last_error_message());
+        printf("skipped: %s\n", dtr_last_error_message());
         return 77;
     }
     return th_unit_main("tensor_safetensors", make);

@@ -1,4 +1,5 @@
-/* Marks what libdtr exports; everything else is hidden. */
+/** @file
+ * Marks what libdtr exports; everything else is hidden. */
 #ifndef DTR_EXPORT_H
 #define DTR_EXPORT_H
 

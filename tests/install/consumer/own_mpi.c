@@ -16,18 +16,18 @@ int main(int argc, char **argv) {
     dtr_status status = dtr_world_create_from_comm(backwards, NULL, &world);
     MPI_Comm_free(&backwards);
     int64_t mine = rank, all[64] = { 0 };
-    bool right = status == DTR_OK && size <= 64 && dtr_world_rank(world) == size - 1 - rank;
-    if (status == DTR_OK) {
+    bool right = !DTR_FAILED(status) && size <= 64 && dtr_world_rank(world) == size - 1 - rank;
+    if (!DTR_FAILED(status)) {
         status = dtr_allgather(dtr_world_group(world), dtr_cpu(&mine, 1, DTR_I64),
                                dtr_cpu(all, (size_t)size, DTR_I64), NULL, NULL);
     }
-    if (status != DTR_OK) {
+    if (DTR_FAILED(status)) {
         fprintf(stderr, "rank %d: %s\n", rank, dtr_last_error_message());
     }
     for (int i = 0; i < size && i < 64; i++) {
         right = right && all[i] == size - 1 - i;
     }
-    right = dtr_world_destroy(world) == DTR_OK && right && status == DTR_OK;
+    right = !DTR_FAILED(dtr_world_destroy(world)) && right && !DTR_FAILED(status);
     printf("consumer: rank %d of %d, thread level %d, %s\n", rank, size, level,
            right ? "right" : "WRONG");
     MPI_Finalize(); /* still ours to call */

@@ -1,0 +1,417 @@
+/* Agreements. The lowest rank that takes part is the coordinator: every rank sends its entry there,
+ * and the coordinator proposes what agreement/decide.c decides. No rank returns DTR_OK before all
+ * have accepted, so a rank that gave up at its deadline is never counted in. The second lowest rank
+ * is the backup: it receives the entries too, and answers where the coordinator is missing.
+ *
+ * A rank whose limit is reached withdraws, and that ends the agreement for all who came. What a
+ * rank sent to an agreement that has ended counts for nothing: a withdrawn entry is dropped, and
+ * every answer carries the number of the entry it answers. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "control/peers.h"
+#include "coordinator.h"
+#include "core/team.h"
+
+/* A rank that came this much later than the one whose limit was reached waits for its own: equal
+ * limits then end at the limit everywhere, never a moment before. */
+#define SKEW_S 0.1
+
+/* ---- state ---- */
+
+dtr__agreements *dtr__agreements_new(const dtr_world *world, uint64_t epoch) {
+    dtr__agreements *ms = calloc(1, sizeof(*ms));
+    dtr__up **waiting = calloc((size_t)world->size, sizeof(dtr__up *));
+    if (ms == NULL || waiting == NULL) {
+        free(ms);
+        free(waiting);
+        return NULL;
+    }
+    ms->waiting = waiting;
+    ms->n_waiting = world->size;
+    ms->epoch = epoch;
+    /* The coordinator of an agreement hands out uids; its rank in them keeps them apart. */
+    ms->next_uid = ((uint64_t)world->rank << 40) + DTR__WORLD_UID + 1;
+    return ms;
+}
+
+void dtr__agreements_free(dtr__agreements *ms, bool mpi_alive) {
+    if (ms == NULL) {
+        return;
+    }
+    if (mpi_alive) {
+        dtr__mailbox_flush(&ms->out);
+    }
+    for (int i = 0; i < ms->n_waiting; i++) {
+        free(ms->waiting[i]);
+    }
+    free(ms->waiting);
+    free(ms);
+}
+
+int dtr__first_failed_peer(const dtr_world *world, const int *world_ranks, int n,
+                           const char **text) {
+    for (int i = 0; i < n && dtr__ranks_failed(world) > 0; i++) {
+        if (dtr__rank_failed(world, world_ranks[i])) {
+            *text = dtr__rank_failure(world, world_ranks[i]);
+            return world_ranks[i];
+        }
+    }
+    return -1;
+}
+
+/* ---- receiving ---- */
+
+static int position(const dtr__agreement *m, int rank) {
+    for (int i = 0; i < m->n; i++) {
+        if (m->ranks[i] == rank) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* The rank `from` has given up the entry that this rank keeps. If `from` knew that this rank takes
+ * part, the agreement is over for all; else it left before, and its entry counts for nothing. */
+static void withdrawn(dtr__agreement *m, int from, int saw) {
+    dtr__up *up = m->ms->waiting[from];
+    int i = position(m, from);
+    bool part = i >= 0 && m->phase != DTR__ENDED && dtr__agreement_is_for(m, &up->entry);
+    double limit_s = up->entry.limit_s;
+    bool knew = (saw & (m->me == 0 ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP)) != 0;
+    if (part && m->me == 0 && knew) {
+        dtr__agreement_all_came(m);
+        if (m->phase == DTR__AGREEING) {
+            snprintf(m->text, sizeof(m->text), "%s: rank %d gave up after its limit of %g s",
+                     m->what, from, limit_s);
+            dtr__agreement_end_all(m, DTR_ERR_TIMEOUT, DTR_ERR_TIMEOUT);
+        } else {
+            dtr__agreement_time_out(m, limit_s);
+        }
+        return;
+    }
+    if (part && m->me == 1 && knew && m->phase == DTR__GATHERING &&
+        dtr__agreement_coordinator_missing(m)) {
+        dtr__agreement_all_came(m);
+        dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+        dtr__agreement_time_out(m, limit_s);
+        return;
+    }
+    free(up);
+    m->ms->waiting[from] = NULL;
+    if (part && m->me == 0 && m->phase == DTR__AGREEING) {
+        dtr__coordinator_regather(m);
+    }
+}
+
+static void take_up(dtr__agreement *m, dtr__up *up, int from) {
+    dtr__up **slot = &m->ms->waiting[from];
+    bool current = *slot != NULL && (*slot)->number == up->number;
+    if (up->kind == DTR__UP_ENTER) {
+        free(*slot);
+        *slot = up;
+        int i = position(m, from);
+        if (i >= 0) { /* a new attempt: answers to the former one do not count */
+            m->greeted[i] = false;
+            m->accepted[i] = false;
+        }
+        return;
+    }
+    if (current && up->kind == DTR__UP_WITHDRAW) {
+        withdrawn(m, from, up->detail);
+    } else if (current && m->phase == DTR__AGREEING && up->detail == m->round) {
+        int i = position(m, from);
+        if (i >= 0) {
+            m->accepted[i] = true;
+        }
+    }
+    free(up);
+}
+
+static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, int from) {
+    if (down->number != m->number || m->phase == DTR__ENDED) {
+        return;
+    }
+    m->saw |= from == m->ranks[0] ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP;
+    if (down->kind == DTR__DOWN_HERE && from == m->ranks[0] && m->phase == DTR__AGREEING) {
+        free(m->out->members);
+        *m->out = (dtr__outcome){ 0 };
+        m->phase = DTR__GATHERING;
+        m->deadline = m->began + m->mine->limit_s;
+    } else if (down->kind == DTR__DOWN_FINAL) {
+        if (from != m->ranks[0] && m->phase == DTR__GATHERING) {
+            dtr__agreement_send_up(
+                m, 0, DTR__UP_WITHDRAW); /* the coordinator does not know the backup's answer */
+        }
+        memcpy(m->text, down->text, sizeof(m->text));
+        dtr__agreement_end(m, down->answer.status);
+    } else if (down->kind == DTR__DOWN_PROPOSE && m->phase == DTR__GATHERING) {
+        size_t n_members = (size_t)down->n_members;
+        int *members = NULL;
+        if (n_members > 0 && nbytes == sizeof(*down) + sizeof(int) * n_members) {
+            members = malloc(sizeof(int) * n_members);
+            if (members == NULL) {
+                return; /* not accepted: the coordinator's deadline ends it */
+            }
+            memcpy(members, down + 1, sizeof(int) * n_members);
+        }
+        dtr__agreement_take_answer(m, &down->answer, members, down->n_members);
+        m->phase = DTR__AGREEING;
+        m->round = down->round;
+        /* The coordinator answers within its own DTR__FINISH_S. */
+        m->deadline = dtr__now() + 2 * DTR__FINISH_S;
+        dtr__agreement_send_up(m, 0, DTR__UP_ACCEPT);
+    } else if (down->kind == DTR__DOWN_COMMIT && m->phase == DTR__AGREEING) {
+        dtr__agreement_end(m, DTR_OK);
+    }
+}
+
+/* Receive everything that has arrived; `moved`: there was something. */
+static dtr_status receive_all(dtr__agreement *m, bool *moved) {
+    void *message = NULL;
+    size_t nbytes = 0;
+    int from = -1;
+    *moved = false;
+    for (;;) {
+        DTR_TRY(dtr__mailbox_receive(m->world, DTR__TAG_AGREE_UP, &message, &nbytes, &from));
+        dtr__up *up = message;
+        if (up == NULL) {
+            break;
+        }
+        *moved = true;
+        bool whole = nbytes == sizeof(*up) ||
+                     (nbytes == offsetof(dtr__up, entry) && up->kind != DTR__UP_ENTER);
+        if (whole && up->epoch == m->ms->epoch) {
+            take_up(m, up, from);
+        } else {
+            free(up);
+        }
+    }
+    for (;;) {
+        DTR_TRY(dtr__mailbox_receive(m->world, DTR__TAG_AGREE_DOWN, &message, &nbytes, &from));
+        dtr__down *down = message;
+        if (down == NULL) {
+            return DTR_OK;
+        }
+        *moved = true;
+        if (nbytes >= sizeof(*down) && down->epoch == m->ms->epoch) {
+            take_down(m, down, nbytes, from);
+        }
+        free(down);
+    }
+}
+
+/* ---- deadlines ---- */
+
+/* The limit is reached. */
+static void expire(dtr__agreement *m) {
+    bool coordinates = m->me == 0;
+    if (m->phase == DTR__AGREEING) {
+        int silent = -1;
+        for (int i = 0; i < m->n && coordinates; i++) {
+            silent = silent < 0 && i != m->me && !m->accepted[i] ? i : silent;
+        }
+        snprintf(m->text, sizeof(m->text),
+                 "%s: all %d ranks came, but then rank %d did not answer for %g s", m->what, m->n,
+                 m->ranks[coordinates ? silent : 0],
+                 coordinates ? DTR__FINISH_S : 2 * DTR__FINISH_S);
+        if (coordinates) {
+            dtr__agreement_end_all(m, DTR_ERR_TIMEOUT, DTR_ERR_TIMEOUT);
+        } else {
+            dtr__agreement_end(m, DTR_ERR_TIMEOUT);
+        }
+        return;
+    }
+    if (coordinates || (m->me == 1 && dtr__agreement_coordinator_missing(m))) {
+        dtr__agreement_all_came(m);
+        if (!coordinates) {
+            dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+        }
+        dtr__agreement_time_out(m, m->mine->limit_s);
+        return;
+    }
+    if (m->phase == DTR__GATHERING) {
+        dtr__agreement_send_up_all(m, DTR__UP_WITHDRAW);
+        m->phase = DTR__LISTENING;
+        m->deadline = dtr__now() + DTR__LISTEN_S;
+        return;
+    }
+    snprintf(m->text, sizeof(m->text),
+             "%s: not all of %d ranks came within %g s; who is missing is not known, because "
+             "rank %d%s, which keeps the list of callers, did not answer",
+             m->what, m->n, m->mine->limit_s, m->ranks[0],
+             dtr__agreement_coordinator_missing(m) ? " is missing too" : "");
+    dtr__agreement_end(m, DTR_ERR_TIMEOUT);
+}
+
+/* The watched group has broken, or a member has released it. All of its members learn that by
+ * themselves, so this rank only withdraws its entry. */
+static void give_up(dtr__agreement *m) {
+    if (m->me != 0) {
+        m->saw = 0;
+        dtr__agreement_send_up_all(m, DTR__UP_WITHDRAW);
+    }
+    m->gave_up = true;
+    m->watch_broke = atomic_load(&m->watch->status) != DTR_OK;
+    snprintf(m->text, sizeof(m->text), "%s: a member has released it", m->what);
+    dtr__agreement_end(m,
+                       m->watch_broke ? (dtr_status)atomic_load(&m->watch->status) : DTR_ERR_STATE);
+}
+
+/* A coordinator whose end of the world has failed reports that to the ranks that have come and
+ * waits for no other. A rank that comes later would wait for it in vain: it only waits a moment for
+ * what the coordinator may have sent. */
+static void follow_coordinator(dtr__agreement *m) {
+    if (m->mine->end == 0 || m->me == 0 || m->phase != DTR__GATHERING ||
+        !dtr__peer_has_left(m->world, m->ranks[0])) {
+        return;
+    }
+    if (m->left_at == 0) {
+        m->left_at = dtr__now();
+    } else if (dtr__now() - m->left_at >= DTR__LEFT_S) {
+        snprintf(m->text, sizeof(m->text),
+                 "%s: rank %d, which keeps the list of callers, has ended its world with a failure "
+                 "before this rank came",
+                 m->what, m->ranks[0]);
+        dtr__agreement_end(m, DTR_ERR_TIMEOUT);
+    }
+}
+
+/* One round. The caller holds the right to call MPI. */
+static dtr_status step(dtr__agreement *m, bool *moved) {
+    DTR_TRY(receive_all(m, moved));
+    if (m->me == 0 && m->phase != DTR__ENDED) {
+        DTR_TRY(dtr__coordinator_step(m));
+    } else if (m->me == 1 && m->phase == DTR__GATHERING && dtr__agreement_coordinator_missing(m)) {
+        dtr__agreement_all_came(m);
+    }
+    if (m->phase == DTR__ENDED) {
+        return DTR_OK;
+    }
+    const char *failure = NULL;
+    if (dtr__first_failed_peer(m->world, m->ranks, m->n, &failure) >= 0) {
+        snprintf(m->text, sizeof(m->text), "%s: %.900s", m->what, failure);
+        dtr__agreement_end(m, DTR_ERR_REMOTE);
+        return DTR_OK;
+    }
+    follow_coordinator(m);
+    if (m->phase == DTR__ENDED) {
+        return DTR_OK;
+    }
+    bool off = m->watch != NULL && m->phase != DTR__AGREEING &&
+               (atomic_load(&m->watch->status) != DTR_OK || m->watch_released);
+    if (off) {
+        give_up(m);
+    } else if (dtr__now() >= m->deadline) {
+        expire(m);
+    }
+    return DTR_OK;
+}
+
+/* Between two rounds, progress other groups. */
+static void pause_between(dtr__agreement *m, bool moved, dtr__backoff *backoff) {
+    dtr__failure_of(m->world)->visit(m->world);
+    if (m->mine->end != 0) {
+        dtr__failure_of(m->world)->check_early_destroy(m->world);
+    }
+    if (m->watch != NULL && atomic_load(&m->watch->release.n_others) > 0) {
+        m->watch_released = m->mine->end != 0;
+        if (!m->watch_released) {
+            dtr__failure_of(m->world)->break_released(m->watch,
+                                                      m->mine->field[DTR__FIELD_CALL].text);
+        }
+    }
+    if (!dtr__progress_has_thread(m->world)) {
+        dtr__progress_poll_all(m->world);
+    }
+    if (moved) {
+        *backoff = (dtr__backoff){ 0 };
+    }
+    dtr__backoff_pause(m->world, backoff);
+}
+
+static dtr_status run(dtr__agreement *m) {
+    dtr__backoff backoff = { 0 };
+    for (bool first = true;; first = false) {
+        bool moved = false;
+        dtr__mpi_lock(m->world);
+        if (first && m->me != 0) {
+            dtr__agreement_send_up_all(m, DTR__UP_ENTER);
+            if (m->mine->end != 0 && m->mine->status < 0) { /* nor does the coordinator wait then */
+                dtr__agreement_end(m, (dtr_status)m->mine->status);
+            }
+        }
+        dtr_status s = step(m, &moved);
+        if (s < 0 || m->phase == DTR__ENDED) {
+            dtr__mailbox_reap(&m->ms->out);
+        }
+        dtr__mpi_unlock(m->world);
+        DTR_TRY(s);
+        if (m->phase == DTR__ENDED) {
+            break;
+        }
+        pause_between(m, moved, &backoff);
+    }
+    double limit = m->began + m->mine->limit_s;
+    while (m->status == DTR_ERR_TIMEOUT && limit - dtr__now() < SKEW_S && dtr__now() < limit) {
+        dtr__backoff_pause(m->world, &backoff);
+    }
+    return m->status;
+}
+
+/* ---- entry ---- */
+
+static int by_rank(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
+static dtr_status prepare(dtr__agreement *m, const int *ranks, int n) {
+    DTR_TRY(dtr__agreement_alloc(m, n));
+    memcpy(m->ranks, ranks, sizeof(int) * (size_t)n);
+    qsort(m->ranks, (size_t)n, sizeof(int), by_rank);
+    m->me = position(m, m->world->rank);
+    m->began = dtr__now();
+    m->deadline = m->began + m->mine->limit_s;
+    m->number = ++m->ms->number;
+    return DTR_OK;
+}
+
+/* The coordinator wrote the message; a rank that brought a failure of its own keeps that one. */
+static dtr_status finish(dtr__agreement *m, dtr_status s) {
+    dtr__error_context ctx = { .world = m->world, .operation = m->what };
+    if (s >= 0) {
+        return DTR_OK;
+    }
+    free(m->out->members);
+    *m->out = (dtr__outcome){ 0 };
+    if (m->phase != DTR__ENDED) {
+        return s; /* MPI or memory, with its own message */
+    }
+    if (m->watch_broke) {
+        return dtr__error_restore(m->watch->error, s);
+    }
+    return DTR_FAIL(&ctx, s, "%s", m->text);
+}
+
+dtr_status dtr__agree(dtr_world *world, const char *what, const int *ranks, int n,
+                      const dtr__entry *mine, dtr_group *watch, dtr__outcome *out) {
+    *out = (dtr__outcome){ 0 };
+    dtr__agreement m = { .ms = world->groups->agreements,
+                         .world = world,
+                         .what = what,
+                         .mine = mine,
+                         .watch = watch,
+                         .out = out };
+    dtr__error_copy *own = mine->status < 0 ? dtr__error_save() : NULL;
+    dtr_status s = prepare(&m, ranks, n);
+    if (s >= 0) {
+        s = run(&m);
+    }
+    s = finish(&m, s);
+    (void)dtr__error_put_back(own, s == (dtr_status)mine->status ? s : DTR_OK);
+    free(m.ranks);
+    free(m.came);
+    return s;
+}

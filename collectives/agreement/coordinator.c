@@ -1,0 +1,379 @@
+/* Sending and ending of agreements, and the coordinator: it waits for all, proposes what
+ * agreement/decide.c decides, and commits when all have accepted. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "control/peers.h"
+#include "coordinator.h"
+#include "core/team.h"
+
+/* How long the end of a group waits where other ranks make another call. */
+#define HOLD_S 0.1
+
+/* ---- sending ---- */
+
+/* A message that cannot be sent is dropped: the deadline ends what it was for. */
+void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind) {
+    dtr__up up = { .epoch = m->ms->epoch,
+                   .number = m->number,
+                   .kind = (int32_t)kind,
+                   .detail = kind == DTR__UP_ACCEPT ? m->round : m->saw };
+    size_t nbytes = offsetof(dtr__up, entry);
+    if (kind == DTR__UP_ENTER) {
+        up.entry = *m->mine;
+        nbytes = sizeof(up);
+    }
+    (void)dtr__mailbox_send(m->world, &m->ms->out, m->ranks[to], DTR__TAG_AGREE_UP, &up, nbytes,
+                            NULL, 0);
+}
+
+void dtr__agreement_send_up_all(dtr__agreement *m, dtr__up_kind kind) {
+    if (m->me > 1) {
+        dtr__agreement_send_up(m, 1, kind);
+    }
+    dtr__agreement_send_up(m, 0, kind);
+}
+
+static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, const dtr__answer *answer,
+                      const int *members, int n_members) {
+    dtr__down down = { .epoch = m->ms->epoch,
+                       .number = dtr__entry_of(m, to)->number,
+                       .kind = (int32_t)kind };
+    if (answer != NULL) {
+        down.answer = *answer;
+    }
+    down.round = m->round;
+    down.n_members = n_members;
+    memcpy(down.text, m->text, sizeof(down.text));
+    (void)dtr__mailbox_send(m->world, &m->ms->out, m->ranks[to], DTR__TAG_AGREE_DOWN, &down,
+                            sizeof(down), members, sizeof(int) * (size_t)n_members);
+}
+
+/* ---- ends ---- */
+
+/* One rank sets local_sync and another does not, for the same list: they mean the same group
+ * although they expect different ranks to come. The agreement then waits for all ranks, so that all
+ * learn of it. */
+static bool differs_in_local_sync(const dtr__agreement *m, const dtr__entry *e) {
+    const dtr__field *a = &m->mine->field[DTR__FIELD_LOCAL_SYNC];
+    const dtr__field *b = &e->field[DTR__FIELD_LOCAL_SYNC];
+    return m->mine->list_set != 0 && m->mine->list_set == e->list_set && a->hash != b->hash;
+}
+
+/* Who ends a group that this rank has released is about to learn that, and withdraws. */
+bool dtr__agreement_is_for(const dtr__agreement *m, const dtr__entry *e) {
+    if (e->ends != 0 && e->ends != m->mine->ends && dtr__group_is_released(m->world, e->ends)) {
+        return false;
+    }
+    return e->scope == m->mine->scope || differs_in_local_sync(m, e);
+}
+
+/* Who gives up with the group that it watches does not end the agreement of those who have learned
+ * before that it is over, and have come to another one. */
+static bool is_used_up(const dtr__agreement *m, const dtr__entry *e) {
+    const dtr__field *a = m->mine->field, *b = e->field;
+    bool same = a[DTR__FIELD_CALL].hash == b[DTR__FIELD_CALL].hash &&
+                a[DTR__FIELD_NAME].hash == b[DTR__FIELD_NAME].hash && e->scope == m->mine->scope;
+    return m->gave_up ? same : dtr__agreement_is_for(m, e);
+}
+
+void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
+    for (int i = 0; i < m->n; i++) {
+        dtr__up **up = &m->ms->waiting[m->ranks[i]];
+        if (i != m->me && *up != NULL && is_used_up(m, &(*up)->entry)) {
+            free(*up);
+            *up = NULL;
+        }
+    }
+    m->status = s;
+    m->phase = DTR__ENDED;
+}
+
+void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others) {
+    dtr__answer answer = { .status = others };
+    for (int i = 0; i < m->n; i++) {
+        if (i != m->me && m->came[i]) {
+            send_down(m, i, DTR__DOWN_FINAL, &answer, NULL, 0);
+        }
+    }
+    dtr__agreement_end(m, mine);
+}
+
+/* "...; rank 2 is in dtr_group_split" for ranks whose entry for another agreement is here. */
+static void append_elsewhere(dtr__agreement *m) {
+    for (int i = 0; i < m->n; i++) {
+        const dtr__up *up = m->came[i] || i == m->me ? NULL : dtr__entry_of(m, i);
+        size_t at = strlen(m->text);
+        if (up != NULL) {
+            snprintf(m->text + at, sizeof(m->text) - at, "; rank %d waits in another call: %s %s",
+                     m->ranks[i], up->entry.field[DTR__FIELD_CALL].text,
+                     up->entry.field[DTR__FIELD_LIST].text);
+        }
+    }
+}
+
+/* What the first of the ranks that have not come do instead. */
+static void append_doing(dtr__agreement *m) {
+    enum { NAMED = 2 };
+    char name[128], doing[900];
+    for (int i = 0, named = 0; i < m->n && named < NAMED; i++) {
+        bool away = i != m->me && !m->came[i] && dtr__entry_of(m, i) == NULL;
+        size_t at = strlen(m->text);
+        if (away && dtr__peer_doing(m->world, m->ranks[i], doing, sizeof doing)[0] != '\0') {
+            snprintf(m->text + at, sizeof(m->text) - at, ". %s: %s",
+                     dtr__peer_name(m->world, m->ranks[i], name, sizeof name), doing);
+            named++;
+        }
+    }
+}
+
+/* "x: 3 of 4 ranks came within 1 s, missing: rank 2" */
+static void write_missing(dtr__agreement *m, double limit_s) {
+    bool missing[m->n];
+    int here = 0;
+    for (int i = 0; i < m->n; i++) {
+        missing[i] = i != m->me && !m->came[i];
+        here += !missing[i];
+    }
+    snprintf(m->text, sizeof(m->text), "%s: %d of %d ranks came within %g s, missing: ", m->what,
+             here, m->n, limit_s);
+    dtr__append_ranks(m->text, sizeof(m->text), m->ranks, missing, m->n);
+    append_elsewhere(m);
+    append_doing(m);
+}
+
+void dtr__agreement_time_out(dtr__agreement *m, double limit_s) {
+    write_missing(m, limit_s);
+    dtr__agreement_end_all(m, DTR_ERR_TIMEOUT, DTR_ERR_TIMEOUT);
+}
+
+/* ---- the coordinator ---- */
+
+dtr_status dtr__agreement_alloc(dtr__agreement *m, int n) {
+    dtr__error_context ctx = { .world = m->world, .operation = m->what };
+    m->ranks = malloc(sizeof(int) * (size_t)n);
+    m->came = calloc(3 * (size_t)n, sizeof(bool));
+    DTR_REQUIRE(m->ranks != NULL && m->came != NULL, &ctx, DTR_ERR_NOMEM,
+                "%s: no memory for an agreement of %d ranks", m->what, n);
+    m->accepted = m->came + n;
+    m->greeted = m->accepted + n;
+    m->n = n;
+    return DTR_OK;
+}
+
+/* From now on all ranks of the world are expected. */
+static dtr_status widen(dtr__agreement *m) {
+    if (m->n == m->world->size) {
+        return DTR_OK;
+    }
+    dtr__agreement wide = *m;
+    wide.ranks = NULL;
+    wide.came = NULL;
+    dtr_status s = dtr__agreement_alloc(&wide, m->world->size);
+    if (s < 0) {
+        free(wide.ranks);
+        free(wide.came);
+        return s;
+    }
+    for (int i = 0; i < wide.n; i++) {
+        wide.ranks[i] = i;
+    }
+    for (int i = 0; i < m->n; i++) {
+        wide.greeted[m->ranks[i]] = m->greeted[i];
+    }
+    wide.me = m->world->rank;
+    free(m->ranks);
+    free(m->came);
+    *m = wide;
+    return DTR_OK;
+}
+
+static bool needs_widening(const dtr__agreement *m) {
+    for (int i = 0; i < m->n; i++) {
+        const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
+        if (up != NULL && differs_in_local_sync(m, &up->entry)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
+    return m->me != 0 && (m->saw & DTR__SAW_COORDINATOR) == 0;
+}
+
+bool dtr__agreement_all_came(dtr__agreement *m) {
+    int count = 0;
+    for (int i = 0; i < m->n; i++) {
+        const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
+        m->came[i] = up != NULL && dtr__agreement_is_for(m, &up->entry);
+        count += m->came[i] || i == m->me;
+        bool greets = m->me == 0 || dtr__agreement_coordinator_missing(m);
+        if (greets && m->came[i] && !m->greeted[i]) {
+            m->greeted[i] = true;
+            send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
+        }
+    }
+    return count == m->n;
+}
+
+void dtr__agreement_take_answer(dtr__agreement *m, const dtr__answer *a, int *members,
+                                int n_members) {
+    *m->out = (dtr__outcome){ .counter = a->counter,
+                              .number = a->number,
+                              .uid = a->uid,
+                              .reuse = a->reuse,
+                              .split = a->split,
+                              .members = members,
+                              .n_members = n_members };
+    memcpy(m->out->free_uid, a->free_uid, sizeof(m->out->free_uid));
+}
+
+/* Send each rank its answer, with the members of its group where it asked for them. */
+static void propose(dtr__agreement *m, const dtr__entry *const *entry, const dtr__answer *answer) {
+    for (int i = 0; i < m->n; i++) {
+        int *members = NULL, n_members = 0;
+        if (entry[i]->send_members && entry[i]->index >= 0) {
+            members = malloc(sizeof(int) * (size_t)m->n);
+            if (members == NULL) {
+                snprintf(m->text, sizeof(m->text), "%s: rank %d has no memory for %d members",
+                         m->what, m->ranks[m->me], m->n);
+                dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
+                return;
+            }
+            n_members = dtr__agreement_members(m->ranks, entry, m->n, entry[i]->index, members);
+        }
+        if (i == m->me) {
+            dtr__agreement_take_answer(m, &answer[i], members, n_members);
+            continue;
+        }
+        send_down(m, i, DTR__DOWN_PROPOSE, &answer[i], members, n_members);
+        free(members);
+    }
+    m->phase = DTR__AGREEING;
+    m->deadline = dtr__now() + DTR__FINISH_S;
+}
+
+static void decide(dtr__agreement *m) {
+    m->round++;
+    const dtr__entry *entry[m->n];
+    dtr__answer answer[m->n];
+    for (int i = 0; i < m->n; i++) {
+        entry[i] = i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
+    }
+    dtr__agreement_decide(m->what, m->ranks, entry, m->n, &m->ms->next_uid, answer, m->text);
+    bool agreed = true;
+    for (int i = 0; i < m->n; i++) {
+        agreed &= answer[i].status == DTR_OK;
+    }
+    if (agreed) {
+        propose(m, entry, answer);
+        return;
+    }
+    for (int i = 0; i < m->n; i++) {
+        if (i != m->me) {
+            send_down(m, i, DTR__DOWN_FINAL, &answer[i], NULL, 0);
+        }
+    }
+    dtr__agreement_end(m, answer[m->me].status);
+}
+
+static void coordinator_accepted(dtr__agreement *m) {
+    for (int i = 0; i < m->n; i++) {
+        if (i != m->me && !m->accepted[i]) {
+            return;
+        }
+    }
+    for (int i = 0; i < m->n; i++) {
+        if (i != m->me) {
+            send_down(m, i, DTR__DOWN_COMMIT, NULL, NULL, 0);
+        }
+    }
+    dtr__agreement_end(m, DTR_OK);
+}
+
+void dtr__coordinator_regather(dtr__agreement *m) {
+    for (int i = 0; i < m->n; i++) {
+        m->accepted[i] = false;
+        if (i != m->me && dtr__entry_of(m, i) != NULL && m->came[i]) {
+            send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
+        }
+    }
+    free(m->out->members);
+    *m->out = (dtr__outcome){ 0 };
+    m->phase = DTR__GATHERING;
+    m->deadline = m->began + m->mine->limit_s;
+}
+
+/* A failure at the end of a group or world goes at once to the ranks that have come. */
+static bool end_has_failed(const dtr__agreement *m) {
+    if (!m->mine->end) {
+        return false;
+    }
+    for (int i = 0; i < m->n; i++) {
+        const dtr__entry *e = i == m->me   ? m->mine
+                              : m->came[i] ? &dtr__entry_of(m, i)->entry
+                                           : NULL;
+        if (e != NULL && e->end && e->status < 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void end_with_failure(dtr__agreement *m) {
+    for (int i = 0; i < m->n; i++) {
+        const dtr__entry *e = i == m->me   ? m->mine
+                              : m->came[i] ? &dtr__entry_of(m, i)->entry
+                                           : NULL;
+        if (e != NULL && e->status < 0) {
+            snprintf(m->text, sizeof(m->text), "%s: rank %d failed with %s: %s", m->what,
+                     m->ranks[i], dtr_status_name((dtr_status)e->status), e->text);
+            dtr_status others = e->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE;
+            dtr__agreement_end_all(m, m->mine->status < 0 ? (dtr_status)m->mine->status : others,
+                                   others);
+            return;
+        }
+    }
+}
+
+/* A rank that destroys a group while the others do something else may be about to learn that the
+ * group has broken, and then leaves. So the coordinator waits a moment before it reports a
+ * mismatch. */
+static bool hold(dtr__agreement *m) {
+    bool differ = false, ends = m->mine->end != 0;
+    for (int i = 0; i < m->n; i++) {
+        if (i != m->me) {
+            const dtr__entry *e = &dtr__entry_of(m, i)->entry;
+            differ |= e->field[DTR__FIELD_CALL].hash != m->mine->field[DTR__FIELD_CALL].hash ||
+                      e->field[DTR__FIELD_NAME].hash != m->mine->field[DTR__FIELD_NAME].hash;
+            ends |= e->end != 0;
+        }
+    }
+    if (!differ || !ends) {
+        return false;
+    }
+    m->held_since = m->held_since > 0 ? m->held_since : dtr__now();
+    return dtr__now() - m->held_since < HOLD_S;
+}
+
+dtr_status dtr__coordinator_step(dtr__agreement *m) {
+    if (m->phase == DTR__GATHERING && needs_widening(m)) {
+        DTR_TRY(widen(m));
+    }
+    if (m->phase == DTR__GATHERING) {
+        bool all = dtr__agreement_all_came(m);
+        m->held_since = all ? m->held_since : 0;
+        if (end_has_failed(m)) {
+            end_with_failure(m);
+        } else if (all && !hold(m)) {
+            decide(m);
+        }
+    }
+    if (m->phase == DTR__AGREEING) {
+        coordinator_accepted(m);
+    }
+    return DTR_OK;
+}

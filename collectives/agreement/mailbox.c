@@ -1,0 +1,115 @@
+/* Delivery of small messages over the world's communicator. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agreement/mailbox.h"
+#include "core/team.h"
+#include "engine/engine.h"
+
+/* ---- the right to call MPI ---- */
+
+static dtr__progress_lock *mpi_lock_of(dtr_world *world) {
+    /* NULL too while the world's own group is being made: nobody else is there yet. */
+    return world->mpi.thread_level == MPI_THREAD_MULTIPLE ? NULL
+                                                          : world->groups->own->engine->progress;
+}
+
+void dtr__mpi_lock(dtr_world *world) {
+    dtr__progress_lock *lock = mpi_lock_of(world);
+    if (lock != NULL) {
+        dtr__progress_lock_acquire(world, lock);
+    }
+}
+
+bool dtr__mpi_trylock(dtr_world *world) {
+    if (world->mpi.thread_level == MPI_THREAD_MULTIPLE) {
+        return true;
+    }
+    int is_main = 1;
+    if (world->mpi.thread_level < MPI_THREAD_SERIALIZED) {
+        MPI_Is_thread_main(&is_main);
+    }
+    dtr__progress_lock *lock = mpi_lock_of(world);
+    return is_main && lock != NULL && dtr__progress_lock_try(lock);
+}
+
+void dtr__mpi_unlock(dtr_world *world) {
+    dtr__progress_lock *lock = mpi_lock_of(world);
+    if (lock != NULL) {
+        dtr__progress_lock_release(lock);
+    }
+}
+
+/* ---- control messages ---- */
+
+dtr_status dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
+                             const void *head, size_t head_nbytes, const void *tail,
+                             size_t tail_nbytes) {
+    dtr__error_context ctx = { .world = world, .operation = "message between ranks" };
+    size_t nbytes = head_nbytes + tail_nbytes;
+    dtr__control_message *sent = malloc(sizeof(*sent) + nbytes);
+    DTR_REQUIRE(sent != NULL, &ctx, DTR_ERR_NOMEM, "no memory for a message of %zu bytes", nbytes);
+    memcpy(sent->data, head, head_nbytes);
+    if (tail_nbytes > 0) {
+        memcpy(sent->data + head_nbytes, tail, tail_nbytes);
+    }
+    int code = DTR_INSIDE(MPI_Isend, sent->data, (int)nbytes, MPI_BYTE, to, tag, world->mpi.comm,
+                          &sent->request);
+    if (code != MPI_SUCCESS) {
+        free(sent);
+        return dtr__error_mpi(&ctx, code, "MPI_Isend", __FILE__, __LINE__);
+    }
+    sent->next = *out;
+    *out = sent;
+    return DTR_OK;
+}
+
+void dtr__mailbox_reap(dtr__control_message **out) {
+    for (dtr__control_message **at = out; *at != NULL;) {
+        dtr__control_message *sent = *at;
+        int gone = 0;
+        DTR_INSIDE(MPI_Test, &sent->request, &gone, MPI_STATUS_IGNORE);
+        if (gone) {
+            *at = sent->next;
+            free(sent);
+        } else {
+            at = &sent->next;
+        }
+    }
+}
+
+void dtr__mailbox_flush(dtr__control_message **out) {
+    dtr__backoff backoff = { 0 };
+    double end = dtr__now() + 0.2;
+    for (dtr__mailbox_reap(out); *out != NULL && dtr__now() < end; dtr__mailbox_reap(out)) {
+        dtr__backoff_pause(NULL, &backoff);
+    }
+}
+
+dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
+                                int *from) {
+    dtr__error_context ctx = { .world = world, .operation = "message between ranks" };
+    MPI_Message handle = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    int flag = 0, count = 0;
+    *message = NULL;
+    DTR_MPI(&ctx, MPI_Improbe(MPI_ANY_SOURCE, tag, world->mpi.comm, &flag, &handle, &status));
+    if (!flag) {
+        return DTR_OK;
+    }
+    DTR_MPI(&ctx, MPI_Get_count(&status, MPI_BYTE, &count));
+    void *data = malloc(count > 0 ? (size_t)count : 1);
+    if (data == NULL) { /* take the message all the same, or it is found again for ever */
+        DTR_INSIDE(MPI_Mrecv, NULL, 0, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+        return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a message of %d bytes", count);
+    }
+    int code = DTR_INSIDE(MPI_Mrecv, data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) {
+        free(data);
+        return dtr__error_mpi(&ctx, code, "MPI_Mrecv", __FILE__, __LINE__);
+    }
+    *message = data;
+    *nbytes = (size_t)count;
+    *from = status.MPI_SOURCE;
+    return DTR_OK;
+}

@@ -1,0 +1,351 @@
+/* The fast path of small blocking calls that come again: finding what is known of a call, running
+ * it without a work, and handing it to the engine when it takes long. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/fast_path.h"
+#include "base/float_mode.h"
+#include "core/backend.h"
+#include "core/call_site.h"
+#include "core/check.h"
+#include "core/team.h"
+#include "core/work.h"
+#include "engine/engine.h"
+#include "failure/notify.h"
+#include "kernels/user_ops.h"
+#include "recorder/recording.h"
+
+enum {
+    ENTRIES = 16,             /* per group; a power of two */
+    POLLS_ALONE = 64,         /* before other groups must move, where there is no progress thread */
+    POLLS_AT_FIRST = 24,      /* without a pause: so long others take to see a slot */
+    POLLS_AT_ONCE = 32,       /* fewer take less than it is worth to read the clock again */
+    POLLS_OVERSUBSCRIBED = 2, /* the same where each may give the processor away */
+    CALLS_PER_VISIT = 64,     /* between two visits to the notifier */
+    BATCH_MOST = DTR__REC_RUN_ENTRIES,
+};
+
+struct dtr__fast_paths {
+    uint64_t last_id;
+    uint64_t noted; /* id of the messages that have a record of their own last */
+    dtr__fast_path of[ENTRIES];
+};
+
+/* ---- finding ---- */
+
+static size_t slot_of(const dtr__request *r) {
+    uint64_t h = (uint64_t)(uintptr_t)r->return_address + r->in.count * UINT64_C(0x9e3779b1) +
+                 (uint64_t)r->kind;
+    return (size_t)(h * UINT64_C(0x9e3779b97f4a7c15) >> 60) % ENTRIES;
+}
+
+static bool same_shape(const dtr_buffer *a, const dtr_buffer *b) {
+    return a->count == b->count && a->dtype == b->dtype && a->device.type == b->device.type &&
+           a->device.index == b->device.index;
+}
+
+/* Pointers may differ from call to call: there must be memory, and the two must be apart. */
+static bool fine_pointers(const dtr__fast_path *p, const dtr__request *r) {
+    uintptr_t a = (uintptr_t)r->in.data, b = (uintptr_t)r->out.data;
+    if (r->in.data == p->asked.in.data && r->out.data == p->asked.out.data) {
+        return true;
+    }
+    if ((p->in_bytes > 0 && a == 0) || (p->out_bytes > 0 && b == 0)) {
+        return false;
+    }
+    return p->in_bytes == 0 || p->out_bytes == 0 || a >= b + p->out_bytes || b >= a + p->in_bytes ||
+           (a == b && p->may_be_same);
+}
+
+static bool same_counts(const size_t *own, const size_t *asked, const size_t *now, int n) {
+    return own != NULL ? now != NULL && memcmp(own, now, (size_t)n * sizeof *own) == 0
+                       : (asked == NULL) == (now == NULL);
+}
+
+static bool same_batch(const dtr_group *g, const dtr__fast_path *p, const dtr__request *r) {
+    const dtr_p2p *a = p->call.batch, *b = r->batch;
+    if (r->n_batch != p->call.n_batch || b == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < r->n_batch; i++, a++, b++) {
+        if (a->is_send != b->is_send || a->peer != b->peer || a->tag != b->tag ||
+            a->buf.data != b->buf.data || !same_shape(&a->buf, &b->buf)) {
+            return false;
+        }
+    }
+    return dtr__work_reserve_batch(g->engine->spare, r->n_batch);
+}
+
+/* The work that a long call becomes copies the arrays, which must not fail once data is shown. */
+static bool same_arrays(const dtr_group *g, const dtr__fast_path *p, const dtr__request *r) {
+    const dtr__call *c = &p->call;
+    if (c->n_batch > 0) {
+        return same_batch(g, p, r);
+    }
+    return same_counts(c->in_counts, p->asked.in_counts, r->in_counts, g->size) &&
+           same_counts(c->out_counts, p->asked.out_counts, r->out_counts, g->size) &&
+           dtr__work_reserve_counts(g->engine->spare, g->size);
+}
+
+static bool same_request(const dtr__fast_path *p, const dtr__request *r) {
+    const dtr__request *q = &p->asked;
+    return p->id != 0 && r->kind == q->kind && r->op == q->op && r->root == q->root &&
+           r->tag == q->tag && r->options == NULL && r->finish == NULL &&
+           r->tag_word == q->tag_word && r->divisor == q->divisor && same_shape(&r->in, &q->in) &&
+           same_shape(&r->out, &q->out) && dtr__call_site_is(&p->call, r->return_address) &&
+           fine_pointers(p, r);
+}
+
+static bool is_idle(const dtr_group *g) {
+    return g->engine->collectives.head == NULL && g->engine->p2p.head == NULL &&
+           g->engine->spare != NULL &&
+           atomic_load_explicit(&g->engine->active, memory_order_seq_cst) == 0 &&
+           atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
+           atomic_load_explicit(&g->aside, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&g->calls.scope, memory_order_acquire) == NULL;
+}
+
+/* ---- learning ---- */
+
+static bool reserve(const dtr_group *g, dtr__fast_path *p, dtr__kind kind, bool arrays) {
+    size_t n = (size_t)g->size;
+    if (kind == DTR__K_BATCH && p->batch == NULL) {
+        p->batch = calloc(BATCH_MOST, sizeof *p->batch + sizeof(uint64_t));
+    }
+    if (dtr__kind_is_p2p(kind)) {
+        return kind != DTR__K_BATCH || p->batch != NULL;
+    }
+    if (p->moves.parts == NULL) {
+        p->moves.parts = calloc(n, sizeof *p->moves.parts);
+    }
+    if (arrays && p->counts == NULL) {
+        p->counts = calloc(2 * n, sizeof *p->counts);
+    }
+    return p->moves.parts != NULL && (!arrays || p->counts != NULL);
+}
+
+static void keep_counts(size_t *own, size_t **counts, int n) {
+    if (own != NULL && *counts != NULL) {
+        *counts = memcpy(own, *counts, (size_t)n * sizeof *own);
+    }
+}
+
+static void free_all(dtr_group *g) {
+    for (int i = 0; g->calls.fast_paths != NULL && i < ENTRIES; i++) {
+        free(g->calls.fast_paths->of[i].moves.parts);
+        free(g->calls.fast_paths->of[i].counts);
+        free(g->calls.fast_paths->of[i].batch);
+    }
+    free(g->calls.fast_paths);
+    g->calls.fast_paths = NULL;
+}
+
+void dtr__fast_path_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, int backend) {
+    const dtr__rule *rule = &dtr__rules[r->kind];
+    const dtr__call *c = &w->call;
+    size_t size = dtr_dtype_size(c->dtype);
+    if (g->world->recording.each_in_full || w->backend->fast_path_accept == NULL ||
+        c->user_call != NULL || r->options != NULL || r->finish != NULL ||
+        dtr__kind_is_made(r->kind) || c->n_batch > BATCH_MOST) {
+        return;
+    }
+    if (g->calls.fast_paths == NULL) {
+        g->calls.fast_paths = calloc(1, sizeof *g->calls.fast_paths);
+        if (g->calls.fast_paths == NULL) {
+            return; /* the next call goes the ordinary way, too */
+        }
+        g->calls.free_fast_paths = free_all;
+    }
+    dtr__fast_path *p = &g->calls.fast_paths->of[slot_of(r)];
+    if (!reserve(g, p, r->kind, rule->arrays) ||
+        !w->backend->fast_path_accept(g, w->backend_state, c, &p->moves)) {
+        return;
+    }
+    p->id = ++g->calls.fast_paths->last_id;
+    p->asked = *r;
+    p->backend = backend;
+    p->call = *c;
+    p->arrays = rule->arrays || c->n_batch > 0;
+    p->p2p = dtr__kind_is_p2p(r->kind);
+    keep_counts(p->counts, &p->call.in_counts, g->size);
+    keep_counts(p->counts != NULL ? p->counts + g->size : NULL, &p->call.out_counts, g->size);
+    if (c->n_batch > 0) {
+        p->call.batch = memcpy(p->batch, c->batch, c->n_batch * sizeof *c->batch);
+    }
+    p->one_buffer = rule->one_buffer;
+    p->may_be_same = rule->overlap == SAME_BUFFER;
+    p->in_bytes = c->in_count * size;
+    p->out_bytes = rule->one_buffer ? 0 : c->out_count * size;
+    dtr__work_fill_record(w, dtr__call_site_cached(c), c->n_batch > 0 ? DTR__REC_TOGETHER : 0,
+                          &p->record);
+}
+
+/* ---- running; progress lock held ---- */
+
+/* Whether the caller may go on polling by itself: no other work waits, the group is whole. */
+static bool alone(const dtr_group *g, unsigned polls, bool has_thread, dtr__backoff *backoff) {
+    if (atomic_load_explicit(&g->engine->active, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK ||
+        (!has_thread && polls >= POLLS_ALONE)) {
+        return false;
+    }
+    return !dtr__backoff_due(g->world, backoff);
+}
+
+static uint64_t *records_of(const dtr__fast_path *p) {
+    return (uint64_t *)(p->call.batch + p->call.n_batch);
+}
+
+/* The record of a call under way. */
+typedef struct noted {
+    uint64_t number; /* 0: it has none */
+    bool follows;    /* it is the last of the group's run instead */
+} noted;
+
+/* Sends and receives in turn, which nothing would follow, do not begin runs. */
+static noted own_record(dtr_group *g, const dtr__fast_path *p) {
+    noted n = { 0, false };
+    if (p->p2p && g->calls.fast_paths->noted != p->id) {
+        g->calls.fast_paths->noted = p->id;
+        n.number = dtr__rec_begin(g->world, &p->record);
+    } else {
+        n.number = dtr__rec_run_begin(g->world, &g->calls.run, p->id, &p->record, p->call.n_batch);
+    }
+    if (p->call.n_batch > 0) {
+        dtr__batch_write_records(g->world, &p->record, p->call.batch, p->call.n_batch,
+                                 records_of(p));
+    }
+    return n;
+}
+
+static void finish_record(dtr_group *g, const dtr__fast_path *p, noted n, bool at_once) {
+    if (n.follows) {
+        dtr__rec_follower_ended(&g->calls.run, dtr__record_seq(&p->record));
+        return;
+    }
+    if (n.number == 0) {
+        return;
+    }
+    int64_t now = at_once ? p->call.issued_ns : dtr__stamp_ns();
+    dtr__rec_finish(g->world, n.number, now); /* and so those of its entries */
+}
+
+typedef enum progress { NOT_BEGUN, UNDER_WAY, FINISHED } progress;
+
+/* Poll until all others have come. A call that takes long gets a record of its own. */
+static progress look(dtr_group *g, dtr__fast_path *p, noted *n) {
+    const dtr__backend *b = g->backends.table[p->backend];
+    void *state = g->backends.state[p->backend];
+    bool has_thread = dtr__progress_has_thread(g->world);
+    unsigned at_once = g->world->cpus.oversubscribed ? POLLS_OVERSUBSCRIBED : POLLS_AT_ONCE;
+    unsigned at_first = g->world->cpus.oversubscribed ? 0 : POLLS_AT_FIRST;
+    /* To give the processor away twice takes twice as long. */
+    dtr__backoff backoff = { .elsewhere = g->world->cpus.mpi_yields && b->asks_mpi && !p->p2p };
+    for (unsigned polls = 1;; polls++) {
+        int found = b->fast_path_poll(g, state, p);
+        if (found > 0) {
+            finish_record(g, p, *n, polls < at_once && !p->moves.zero);
+            return FINISHED;
+        }
+        bool over = found < 0 || (polls > at_first && !alone(g, polls, has_thread, &backoff));
+        if (n->follows && (over || polls == at_once)) {
+            *n = own_record(g, p);
+        }
+        if (over) {
+            return UNDER_WAY;
+        }
+    }
+}
+
+/* Issue time and record come after the start: they are made while the data is on its way. */
+static progress run(dtr_group *g, dtr__fast_path *p, uint64_t *record) {
+    noted n = { 0, false };
+    bool begun =
+        g->backends.table[p->backend]->fast_path_start(g, g->backends.state[p->backend], p);
+    const dtr__float_mode mode = dtr__float_enter(); /* here it costs nothing, too */
+    p->call.issued_ns = dtr__stamp_ns();
+    p->record.t_issued = p->call.issued_ns;
+    const int64_t limit_ns = atomic_load_explicit(&g->limit_ns, memory_order_relaxed);
+    p->record.deadline = limit_ns > 0 ? p->call.issued_ns + limit_ns : 0;
+    if (!g->world->recording.unrecorded) {
+        n.follows = begun && dtr__rec_follow(g->world, &g->calls.run, p->id,
+                                             dtr__record_seq(&p->record), p->call.issued_ns);
+        n = n.follows ? n : own_record(g, p);
+    }
+    progress how = begun ? look(g, p, &n) : NOT_BEGUN;
+    dtr__float_leave(mode);
+    *record = n.number;
+    return how;
+}
+
+/* What has not ended at once becomes the work kept for blocking calls. */
+static dtr_status go_on(dtr_group *g, dtr__fast_path *p, const dtr__request *r, uint64_t record,
+                        bool started, bool *held) {
+    dtr_work *w = g->engine->spare;
+    g->engine->spare = NULL;
+    p->call.timeout_s = g->timeout_s;                              /* such a call has no options */
+    (void)dtr__work_describe(w, g, &p->call, r, p->backend, true); /* arrays are reserved */
+    w->seq = p->p2p ? p->record.p2p_seq : p->record.seq;
+    w->issue = p->record.op_id;
+    w->report.record = record;
+    if (record == 0) {
+        dtr__work_write_record(w, dtr__call_site_cached(&w->call), 0);
+    } else if (p->call.n_batch > 0) {
+        memcpy(dtr__batch_records(w), records_of(p), p->call.n_batch * sizeof(uint64_t));
+    }
+    if (started) {
+        w->started = true;
+        w->backend->fast_path_to_work(g, w->backend_state, w);
+    }
+    dtr_status s = dtr__work_run_numbered(g, w, held);
+    dtr__work_keep_spare(g, w, *held);
+    return s;
+}
+
+/* Nobody else counts meanwhile, see engine/progress_lock.h. */
+static uint64_t next(_Atomic uint64_t *counter) {
+    uint64_t n = atomic_load_explicit(counter, memory_order_relaxed) + 1;
+    atomic_store_explicit(counter, n, memory_order_release);
+    return n;
+}
+
+bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
+    uint64_t record = 0;
+    bool held = true;
+    if (!dtr__progress_lock_try_as(g->engine->progress, DTR__PROGRESS_LOCK_NUMBERING)) {
+        return false;
+    }
+    dtr__fast_path *p = g->calls.fast_paths != NULL ? &g->calls.fast_paths->of[slot_of(r)] : NULL;
+    const bool own_op = dtr__op_is_user(r->op);
+    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
+        (p->arrays && !same_arrays(g, p, r)) || (own_op && !dtr__user_op_take(r->op))) {
+        dtr__progress_lock_release(g->engine->progress);
+        return false;
+    }
+    dtr__call_site_drop();
+    p->call.in = p->in_bytes > 0 ? r->in.data : NULL;
+    p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
+    p->call.issued_ns = 0;
+    uint64_t seq = next(p->p2p ? &g->count.p2p_seq : &g->count.seq);
+    *(p->p2p ? &p->record.p2p_seq : &p->record.seq) = seq;
+    p->record.op_id = next(&g->engine->issued);
+    dtr__progress_lock_numbered(g->engine->progress);
+    *status = DTR_OK;
+    progress how = run(g, p, &record);
+    if (how != FINISHED) {
+        *status = go_on(g, p, r, record, how == UNDER_WAY, &held);
+    }
+    if (own_op) {
+        dtr__user_op_give(r->op);
+    }
+    if (held && how == NOT_BEGUN && !p->p2p) {
+        p->id = 0; /* other memory: the next call finds out anew */
+    }
+    if (held) {
+        dtr__progress_lock_release(g->engine->progress);
+    }
+    if (seq % CALLS_PER_VISIT == 0 || *status < 0) {
+        dtr__notifier_visit(g->world);
+    }
+    return true;
+}

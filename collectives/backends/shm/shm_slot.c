@@ -1,0 +1,257 @@
+/* The own slot of an operation: what this rank says about it, and where the others find its data.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "shm_internal.h"
+
+static bool writes_over_input(const dtr__call *c) {
+    return (c->kind == DTR__K_ALLTOALL || c->kind == DTR__K_ALLTOALLV) && c->in == c->out;
+}
+
+/* What is in the slot stays as it is until the operation has ended, the own block included, which
+ * an alltoallv in place may move over itself. */
+void dtr__shm_keep_input(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    const dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+    const bool shown = slot->mode == DTR__SHM_IN_LINE || slot->mode == DTR__SHM_IN_SLOT;
+    s->op.in = shown && writes_over_input(c) ? dtr__shm_shown(s, g->rank) : s->op.in;
+}
+
+static size_t chunks(size_t nbytes, size_t step) {
+    return (nbytes + step - 1) / step;
+}
+
+void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    uint64_t *row = dtr__shm_table_row(g, s, g->rank);
+    size_t offset = 0, nbytes = 0;
+    for (int i = 0; i < g->size; i++) {
+        nbytes = dtr__shm_piece(g, c, (size_t)i, &offset);
+        row[i] = offset;
+    }
+    row[g->size] = offset + nbytes;
+    for (int i = 0; c->kind == DTR__K_ALLTOALLV && i < g->size; i++) {
+        row[g->size + 1 + i] = dtr__shm_wanted(g, c, i);
+    }
+}
+
+bool dtr__shm_show(const dtr_group *g, const dtr__shm_state *s, uint64_t mark) {
+    const bool good = !dtr__shm_has_withdrawn(s->boards[g->rank], DTR__SHM_BUFFERS);
+    if (good) {
+        atomic_store_explicit(&dtr__shm_slot_of(s, g->rank)->posted, mark, memory_order_release);
+    }
+    return good;
+}
+
+void dtr__shm_describe(dtr__shm_slot *slot, const dtr__call *c) {
+    slot->fingerprint = c->fingerprint;
+    slot->shift = slot->zero_copy = slot->sliced = slot->in_raw = slot->out_raw = slot->left = 0;
+}
+
+void dtr__shm_describe_detail(dtr__shm_detail *detail, const dtr__call *c) {
+    const dtr__call *user = dtr__user_call(c);
+    detail->kind = (int32_t)user->kind;
+    detail->dtype = (int32_t)user->dtype;
+    detail->op = (int32_t)dtr__op_code(user->op);
+    detail->root = user->root;
+    detail->count_in = user->in_count;
+    detail->count_out = user->out_count;
+    detail->premul = c->premul;
+}
+
+/* Who has shown operation m has finished m - 1. Where many slots are in use this waits for half of
+ * them, so that it reads the others' lines rarely. ahead: slots before this one that need
+ * not be free. */
+bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t ahead) {
+    const uint64_t n = s->op.n;
+    if (s->seen + ahead >= n) {
+        return true;
+    }
+    const uint64_t m = n - (ahead + 1) / 2;
+    for (int r = 0; r < g->size; r++) {
+        if (!dtr__shm_has_posted(&s->rank[r]->slot[m % DTR__SHM_SLOT_COUNT], dtr__shm_mark(m, 0))) {
+            return false;
+        }
+    }
+    s->seen = m;
+    return true;
+}
+
+static bool shared_at(const dtr_group *g, const void *p, size_t nbytes, uint64_t *at) {
+    int owner = 0;
+    uint64_t offset = 0;
+    if (!dtr__arena_find(g->world, p, nbytes, &owner, &offset)) {
+        return false;
+    }
+    *at = dtr__shm_pack(owner, offset);
+    return true;
+}
+
+/* Only in the own arena can this rank take an output back from who stores into it. */
+bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
+                          uint64_t *out_at) {
+    const bool takes_out = c->kind != DTR__K_REDUCE || g->rank == c->root;
+    *out_at = DTR__SHM_NOWHERE;
+    return nbytes > DTR__SHM_BESIDE && nbytes >= g->world->tune.value[DTR__TUNE_ZERO_COPY] &&
+           dtr__shm_zero_fits(g, c) && shared_at(g, c->in, nbytes, in_at) &&
+           (!takes_out ||
+            (shared_at(g, c->out, nbytes, out_at) && (int)(*out_at >> 48) == g->world->local_rank));
+}
+
+/* Choose where the data is shown. */
+static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_slot *slot,
+                        size_t nbytes) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_detail *detail = dtr__shm_detail_of(s, g->rank);
+    s->shared_as_of = dtr__arena_version(g->world);
+    bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &slot->at);
+    op->chunks_out = 0;
+    slot->zero_copy = dtr__shm_lies_shared(g, c, nbytes, &detail->in_at, &detail->out_at);
+    atomic_store_explicit(&s->lent_out[op->n & 1], detail->out_at, memory_order_relaxed);
+    if (!slot->zero_copy && c->kind == DTR__K_ALLREDUCE && nbytes > 0) {
+        dtr__shm_attach_offer(g, s, c, nbytes);
+    }
+    if (!gives || nbytes == 0) {
+        slot->mode = DTR__SHM_NOTHING;
+    } else if (nbytes <= DTR__SHM_INLINE) {
+        slot->mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_SLOT;
+        slot->at = 0;
+        memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
+        dtr__shm_keep_input(g, s, c);
+    } else if (shared && !dtr__overwrites_input(c) &&
+               (slot->zero_copy || !dtr__shm_slices_fit(g, c))) {
+        slot->mode = DTR__SHM_DIRECT;
+    } else if (c->kind != DTR__K_ALLREDUCE && !dtr__overwrites_input(c) &&
+               dtr__shm_attach_fits(g, c, nbytes) && dtr__cma_reaches(op->in, nbytes)) {
+        slot->mode = DTR__SHM_ATTACH;
+        slot->at = (uint64_t)(uintptr_t)op->in;
+    } else {
+        DTR_TRY(dtr__shm_stage_need(g, s));
+        slot->mode = DTR__SHM_STAGED;
+        slot->at = s->stage_at;
+        slot->first = (uint8_t)s->stage_next;
+        slot->shift = slot->zero_copy || slot->sliced; /* most likely no copy will be needed */
+        size_t longest = 0, offset = 0;
+        for (size_t b = 0; b < op->n_blocks; b++) {
+            size_t n = dtr__shm_piece(g, c, b, &offset);
+            longest = n > longest ? n : longest;
+        }
+        op->chunks_out = chunks(longest, op->step);
+        detail->step = op->step;
+    }
+    return DTR_OK;
+}
+
+/* A private copy of the input of an all-to-all in place. */
+static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, size_t nbytes) {
+    op->in = c->in;
+    if (!writes_over_input(c) || nbytes <= DTR__SHM_INLINE) {
+        return DTR_OK;
+    }
+    op->copy = malloc(nbytes);
+    if (op->copy == NULL) {
+        return DTR_FAIL(NULL, DTR_ERR_NOMEM,
+                        "%s in place on group '%s': out of memory for a copy of %zu bytes",
+                        dtr__kind_name(c->kind), g->name, nbytes);
+    }
+    memcpy(op->copy, c->in, nbytes);
+    op->in = op->copy;
+    return DTR_OK;
+}
+
+/* Every chunk is a hand-over for which ranks wait, so few long ones are faster, about twice at
+ * 1 MiB between two ranks that share a cache, until the data no longer stays in the caches.
+ * Of a broadcast, where one copies what others wait for, there are two at least, of an allreduce by
+ * slices, where all wait twice, four; other allreduces, of which each rank reads all chunks of all,
+ * take twice the usual one. Of a prefix, in which the higher rank waits for all below it at each
+ * hand-over and nobody waits for it, the long ones are faster for any size. All ranks must come to
+ * the same size: it follows from counts that they compare and from thresholds alone. Only an
+ * alltoallv has as many as it has givers (step_of). */
+static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+    size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
+    if (dtr__rules[c->kind].prefix != NO_PREFIX) {
+        wish = nbytes / 2 / 64 * 64;
+        wish = wish < s->chunk_least ? s->chunk_least : wish;
+        return wish < s->chunk ? wish : s->chunk;
+    }
+    if (c->kind == DTR__K_ALLGATHER || c->kind == DTR__K_ALLGATHERV) {
+        nbytes = c->out_count * s->op.size;
+    } else if (c->kind == DTR__K_BROADCAST) {
+        nbytes = c->out_count * s->op.size;
+        wish = nbytes / 2 / 64 * 64;
+    } else if (dtr__shm_slices_fit(g, c)) {
+        wish = nbytes / 4 / 64 * 64;
+    } else if (c->kind == DTR__K_ALLREDUCE) {
+        wish = 2 * s->chunk_least < wish ? 2 * s->chunk_least : wish;
+    } else if (c->kind != DTR__K_ALLTOALL && c->kind != DTR__K_ALLTOALLV) {
+        return s->chunk_least;
+    }
+    if (nbytes > DTR__SHM_STRETCH_MOST * s->chunk || wish < s->chunk_least) {
+        return s->chunk_least;
+    }
+    return wish < s->chunk ? wish : s->chunk;
+}
+
+size_t dtr__shm_step_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    const bool own_steps = c->kind == DTR__K_ALLTOALLV && r != g->rank &&
+                           dtr__shm_slot_of(s, r)->mode == DTR__SHM_STAGED;
+    return own_steps ? dtr__shm_detail_of(s, r)->step : s->op.step;
+}
+
+void dtr__shm_count_chunks(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool filled) {
+    s->op.chunks_in = 0;
+    for (int r = 0; r < g->size; r++) {
+        const size_t step = filled ? dtr__shm_step_of(g, s, c, r) : s->op.step,
+                     n = chunks(dtr__shm_wanted(g, c, r), step);
+        s->op.chunks_in = n > s->op.chunks_in ? n : s->op.chunks_in;
+    }
+}
+
+/* Into how many pieces and chunks the data is cut. */
+void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_op *op = &s->op;
+    op->n_blocks = dtr__shm_scatters(c->kind) ? (size_t)g->size : 1;
+    op->step = chunk_of(g, s, c) / op->n_blocks / 64 * 64;
+    if (c->kind != DTR__K_ALLREDUCE && dtr__kind_reduces(c->kind) &&
+        op->step > dtr__shm_attach_piece(g)) {
+        op->step = dtr__shm_attach_piece(g); /* chunks of all peers fit in `bounce` */
+    }
+    dtr__shm_count_chunks(g, s, c, false);
+}
+
+dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+    size_t nbytes = c->in_count * op->size;
+    dtr__shm_set_steps(g, s, c);
+    DTR_TRY(copy_input(g, op, c, nbytes));
+    dtr__shm_describe(slot, c);
+    dtr__shm_describe_detail(dtr__shm_detail_of(s, g->rank), c);
+    s->described[op->n % DTR__SHM_SLOT_COUNT] = s->described_detail[op->n & 1] = 0;
+    DTR_TRY(place(g, s, c, slot, nbytes));
+    if (c->kind == DTR__K_ALLTOALLV ||
+        (slot->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind))) {
+        dtr__shm_write_table(g, s, c);
+    }
+    return DTR_OK;
+}
+
+bool dtr__shm_fill_slot(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+    if (slot->mode == DTR__SHM_STAGED && !slot->shift && !dtr__shm_stage_chunk(g, s, c, slot)) {
+        return false;
+    }
+    return dtr__shm_show(g, s, dtr__shm_mark(s->op.n, 0));
+}
+
+/* In a broken group, for ranks that compare: what the call is, no data. */
+void dtr__shm_fill_slot_broken(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    if (s->op.phase <= DTR__SHM_SHOW && dtr__shm_is_free(g, s, 1)) {
+        dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+        dtr__shm_describe(slot, c);
+        dtr__shm_describe_detail(dtr__shm_detail_of(s, g->rank), c);
+        slot->mode = DTR__SHM_NOTHING;
+        atomic_store_explicit(&slot->posted, dtr__shm_mark(s->op.n, 0), memory_order_release);
+        s->op.phase = DTR__SHM_ARRIVE;
+    }
+}

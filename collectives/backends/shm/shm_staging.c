@@ -1,0 +1,145 @@
+/* Staging buffers: two chunks per rank in its arena, filled as the readers get through.
+ *
+ * A line that a reader still holds in its cache is expensive to write: little where the two cores
+ * share their last cache, several times the copy itself where they do not. Written by non-temporal
+ * stores it costs the same everywhere, but the readers get it from memory. Which is better depends
+ * on where the ranks run, and in a virtual machine that changes while they do, so both ways are
+ * timed every now and then. */
+#include "kernels/kernels.h"
+#include "shm_internal.h"
+
+#define WORTH 2.0 /* as much faster must it be, because the readers pay for it */
+
+enum {
+    TRIAL_LEAST = 8 * 1024,        /* bytes of a chunk worth timing */
+    TRIAL_EVERY_NS = 20 * 1000000, /* from the end of one trial to the next */
+    /* A trial: one chunk by the cache for each buffer, so that it is as such chunks leave it, two
+     * that are timed, and two by non-temporal stores, timed too. */
+    TRIAL_BUFFERS = 2, /* unless it is answer */
+    TRIAL_TIMED = 2
+};
+
+static int cached_from(const dtr__shm_trial *t) {
+    return t->buffers > 0 ? t->buffers : TRIAL_BUFFERS;
+}
+
+static int nontemporal_step(const dtr__shm_trial *t) {
+    return cached_from(t) + TRIAL_TIMED;
+}
+
+static int end_of(const dtr__shm_trial *t) {
+    return nontemporal_step(t) + TRIAL_TIMED;
+}
+
+dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
+    int owner = 0;
+    uint64_t offset = 0;
+    if (s->stage != NULL) {
+        return DTR_OK;
+    }
+    s->stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
+    if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
+        return DTR_FAIL(
+            NULL, DTR_ERR_NOMEM,
+            "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
+            g->name, 2 * s->chunk / 1024);
+    }
+    s->stage_at = dtr__shm_pack(owner, offset);
+    return DTR_OK;
+}
+
+/* The staging buffer of the next chunk, when all readers of what was in it last are through. */
+static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int buffer) {
+    uint64_t used = s->stage_used[buffer];
+    if (used == 0 || used >> 20 < s->op.n - 1) {
+        return true;
+    }
+    for (int r = 0; r < g->size; r++) {
+        bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
+        if (r != g->rank && reads && !dtr__shm_has_finished(s, r, used)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Chunk `posted` of every piece of the input that others read; bytes. */
+static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                   unsigned char *to, bool nontemporal) {
+    const dtr__shm_op *op = &s->op;
+    size_t copied = 0;
+    for (size_t b = 0; b < op->n_blocks; b++) {
+        size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
+        if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
+            const size_t n = nbytes - from < op->step ? nbytes - from : op->step;
+            (nontemporal ? dtr__copy_nontemporal : dtr__copy)(to + b * op->step,
+                                                              op->in + offset + from, n);
+            copied += n;
+        }
+    }
+    return copied;
+}
+
+bool dtr__shm_trial_over(const dtr__shm_trial *t) {
+    return t->step == end_of(t);
+}
+
+bool dtr__shm_trial_nontemporal(dtr__shm_trial *t, int64_t now) {
+    if (dtr__shm_trial_over(t) && now >= t->next) {
+        t->step = 0;
+    }
+    return dtr__shm_trial_over(t) ? t->nontemporal : t->step >= nontemporal_step(t);
+}
+
+void dtr__shm_trial_took(dtr__shm_trial *t, int64_t from, int64_t until, size_t nbytes,
+                         double worth) {
+    if (dtr__shm_trial_over(t) || nbytes < TRIAL_LEAST) {
+        return;
+    }
+    const double cost = (double)(until - from) / (double)nbytes;
+    double *best = t->step < nontemporal_step(t) ? &t->cached : &t->nontemporal_cost;
+    if (t->step >= cached_from(t)) { /* of two, since a rank may lose its core meanwhile */
+        const bool first = t->step == cached_from(t) || t->step == nontemporal_step(t);
+        *best = first || cost < *best ? cost : *best;
+    }
+    t->step++;
+    if (dtr__shm_trial_over(t)) {
+        t->nontemporal = t->cached > worth * t->nontemporal_cost;
+        t->next = until + TRIAL_EVERY_NS;
+    }
+}
+
+void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const void *from,
+                         size_t nbytes) {
+    const int64_t began = from_on == 0 ? dtr__now_ns() : 0;
+    const bool nontemporal =
+        from_on != 0 ? nbytes >= from_on : dtr__shm_trial_nontemporal(t, began);
+    (nontemporal ? dtr__copy_nontemporal : dtr__copy)(to, from, nbytes);
+    if (from_on == 0 && !dtr__shm_trial_over(t)) {
+        dtr__shm_trial_took(t, began, dtr__now_ns(), nbytes, WORTH);
+    }
+}
+
+bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
+                          dtr__shm_slot *slot) {
+    dtr__shm_op *op = &s->op;
+    const int buffer = (slot->first + (int)(op->posted & 1)) & 1;
+    const uint64_t tune = g->world->tune.value[DTR__TUNE_STAGE_NONTEMPORAL];
+    unsigned char *to = s->stage + (size_t)buffer * s->chunk;
+    if (!is_free(g, s, c, buffer)) {
+        return false;
+    }
+    if (tune != 0) {
+        (void)fill(g, s, c, to, c->in_count * op->size >= tune);
+    } else {
+        const int64_t from = dtr__now_ns();
+        const size_t copied = fill(g, s, c, to, dtr__shm_trial_nontemporal(&s->trial, from));
+        if (!dtr__shm_trial_over(&s->trial)) {
+            dtr__shm_trial_took(&s->trial, from, dtr__now_ns(), copied, WORTH);
+        }
+    }
+    s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
+    s->stage_next = buffer ^ 1;
+    op->posted++;
+    return true;
+}

@@ -1,0 +1,385 @@
+/* The engine: issue order, progress, deadlines and breaking of a group. The holder of a group's
+ * progress lock moves it: the caller of a blocking call or of a wait, else the progress thread. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/call_site.h"
+#include "core/team.h"
+#include "engine/engine.h"
+#include "engine/stream_dependency.h"
+
+enum {
+    P2P_PER_PASS = 64,   /* of many outstanding ones, a pass polls some, in turn */
+    PASSES_PER_LOOK = 16 /* passes for each reading of the clock */
+};
+
+/* How long to try for the progress lock before a limit counts as passed. */
+static const double LAST_LOOK_S = 0.2;
+
+/* ---- running lists; progress lock held ---- */
+
+/* The last step of a failed work waits until nothing can touch its buffers. queue_lock held. */
+void dtr__work_defer_finish(dtr_group *g, dtr_work *w) {
+    if (w->composite != NULL && w->composite->defer_finish != NULL) {
+        w->composite->defer_finish(g, w);
+    }
+    if (w->finish != NULL) {
+        w->finish->next = g->engine->deferred;
+        g->engine->deferred = w->finish;
+        w->finish = NULL;
+    }
+}
+
+/* The list of those that do not wait for each other, or of those that take turns. */
+static dtr__queue *running_list(dtr_group *g, const dtr_work *w) {
+    return dtr__kind_is_p2p(w->call.kind) || w->backend->overlaps ? &g->engine->p2p
+                                                                  : &g->engine->collectives;
+}
+
+static void link_running(dtr_group *g, dtr_work *w) {
+    dtr__queue *q = running_list(g, w);
+    w->run.next = NULL;
+    w->run.prev = q->tail;
+    *(q->tail != NULL ? &q->tail->run.next : &q->head) = w;
+    q->tail = w;
+    atomic_store_explicit(&w->run.linked, true, memory_order_relaxed);
+    g->engine->running += !w->inline_call;
+    if (q == &g->engine->p2p && g->engine->p2p_unstarted == NULL && !w->started) {
+        g->engine->p2p_unstarted = w;
+    }
+    double deadline = atomic_load_explicit(&w->limit.deadline, memory_order_relaxed);
+    if (deadline < g->engine->next_deadline) {
+        g->engine->next_deadline = deadline;
+    }
+}
+
+/* Gives the engine's reference back. */
+static void unlink_running(dtr_group *g, dtr_work *w) {
+    dtr__queue *q = running_list(g, w);
+    if (g->engine->p2p_unstarted == w) {
+        g->engine->p2p_unstarted = w->run.next;
+    }
+    if (g->engine->p2p_cursor == w) {
+        g->engine->p2p_cursor = w->run.next;
+    }
+    *(w->run.prev != NULL ? &w->run.prev->run.next : &q->head) = w->run.next;
+    *(w->run.next != NULL ? &w->run.next->run.prev : &q->tail) = w->run.prev;
+    atomic_store_explicit(&w->run.linked, false, memory_order_release);
+    if (w->finish != NULL || w->composite != NULL) {
+        pthread_mutex_lock(&g->engine->queue_lock);
+        dtr__work_defer_finish(g, w);
+        pthread_mutex_unlock(&g->engine->queue_lock);
+    }
+    if (!w->inline_call) {
+        g->engine->running--;
+        atomic_fetch_sub_explicit(&g->engine->active, 1, memory_order_release);
+    }
+    dtr__work_unref(w);
+}
+
+static void take_incoming(dtr_group *g) {
+    if (atomic_load_explicit(&g->engine->active, memory_order_acquire) == g->engine->running) {
+        return;
+    }
+    pthread_mutex_lock(&g->engine->queue_lock);
+    dtr_work *w = g->engine->incoming.head;
+    g->engine->incoming = (dtr__queue){ NULL, NULL };
+    pthread_mutex_unlock(&g->engine->queue_lock);
+    while (w != NULL) {
+        dtr_work *next = w->run.next;
+        link_running(g, w);
+        w = next;
+    }
+}
+
+void dtr__group_enter(dtr_group *g, dtr_work *w) {
+    take_incoming(g);
+    link_running(g, w);
+}
+
+void dtr__group_enter_started(dtr_group *g, dtr_work *w) {
+    link_running(g, w);
+}
+
+/* ---- breaking ---- */
+
+void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called) {
+    pthread_mutex_lock(&g->engine->queue_lock);
+    if (atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
+        pthread_mutex_unlock(&g->engine->queue_lock);
+        return;
+    }
+    dtr__error_copy *error = dtr__error_save();
+    g->engine->pool->broken = error;
+    g->error = dtr__error_save(); /* freed with the group, the pool's with the last work */
+    atomic_store_explicit(&g->status, s, memory_order_release);
+    dtr__rec_failure(g->world, g->id, s); /* before a waiter returns and may end the world */
+    /* Where all works had ended and the others know, they may have given their memory back. */
+    const int served = atomic_load(&g->release.reported) ? 0 : g->backends.served;
+    for (int i = 0; i < served; i++) {
+        const dtr__backend *b = g->backends.table[i];
+        if (b->stop != NULL) {
+            b->stop(g, g->backends.state[i]);
+        }
+        if (b->withdraw != NULL) {
+            b->withdraw(g, g->backends.state[i]);
+        }
+    }
+    while (g->engine->works.head != NULL) {
+        dtr__work_end_locked(g->engine->works.head, s, error, called);
+    }
+    /* Those in running lists are dropped by the next pass, which may have to cancel them. */
+    dtr_work *w = g->engine->incoming.head;
+    g->engine->incoming = (dtr__queue){ NULL, NULL };
+    for (dtr_work *i = w; i != NULL; i = i->run.next) {
+        dtr__work_defer_finish(g, i);
+        atomic_fetch_sub_explicit(&g->engine->active, 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&g->engine->queue_lock);
+    dtr__failure_of(g->world)->notify_broken(g, s);
+    while (w != NULL) {
+        dtr_work *next = w->run.next;
+        dtr__work_unref(w);
+        w = next;
+    }
+}
+
+void dtr__group_break(dtr_group *g, dtr_status s) {
+    dtr__queue called = { NULL, NULL };
+    dtr__failure_of(g->world)->break_with(g, s, &called);
+    /* Below thread multiple this thread may not be the one that may call MPI: the next pass of a
+     * caller cancels. */
+    if (g->world->mpi.thread_level == MPI_THREAD_MULTIPLE) {
+        dtr__group_try_pass(g);
+        dtr__failure_of(g->world)->visit(g->world);
+    }
+    dtr__callbacks_run(&called);
+}
+
+/* ---- limits ---- */
+
+/* Writes why `w` has not finished, as far as this rank knows. `locked`: the progress lock is held.
+ */
+static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *text, size_t cap) {
+    char title[256], why[512] = "";
+    text[0] = '\0';
+    if (!locked) {
+        snprintf(text, cap, "a thread is still inside the transport");
+        return text;
+    }
+    dtr_work *head = running_list(g, w) == &g->engine->p2p ? w : g->engine->collectives.head;
+    if (head != NULL && head->started && head->backend->waits_for != NULL) {
+        head->backend->waits_for(g, head->backend_state, head, why, sizeof why);
+    }
+    if (head != NULL && head != w) {
+        snprintf(text, cap, "it has not started, because %s is still under way%s%s",
+                 dtr__work_title(head, title, sizeof title), why[0] != '\0' ? ": " : "", why);
+    } else if (why[0] != '\0') {
+        snprintf(text, cap, "%s", why);
+    } else if (!w->started && dtr__stream_dependency_waits(w)) {
+        (void)dtr__stream_dependency_text(w, text, cap);
+    } else if (w->call.kind == DTR__K_BARRIER && !w->started) {
+        snprintf(text, cap, "it waits for earlier operations of this rank: %s",
+                 g->engine->p2p.head != NULL
+                     ? dtr__work_title(g->engine->p2p.head, title, sizeof title)
+                     : "none");
+    } else {
+        snprintf(text, cap, "another member has not entered it, or has stopped");
+    }
+    return text;
+}
+
+static void expire(dtr_group *g, dtr_work *w, bool locked, dtr__queue *called) {
+    char title[256], site[128], why[1024], who[1400];
+    dtr__error_context ctx = dtr__work_context(w);
+    const dtr__failure_ops *failure = dtr__failure_of(g->world);
+    dtr_status mismatch = failure->find_mismatch(w);
+    if (mismatch != DTR_OK) {
+        failure->break_with(g, mismatch, called);
+        return;
+    }
+    (void)DTR_FAIL(
+        &ctx, DTR_ERR_TIMEOUT,
+        "%s did not finish within %g s on rank %d: %s; called at %s%s. The group is broken: "
+        "outputs of its unfinished operations are undefined",
+        dtr__work_title(w, title, sizeof title),
+        atomic_load_explicit(&w->limit.seconds, memory_order_relaxed), g->rank,
+        say_waits_for(g, w, locked, why, sizeof why),
+        dtr__call_site_text(&w->call, site, sizeof site),
+        failure->name_missing(g, w, who, sizeof who));
+    failure->break_with(g, DTR_ERR_TIMEOUT, called);
+}
+
+static bool step(dtr_group *g, dtr_work *w, dtr__queue *called);
+
+/* Progress lock held. The first running work whose limit has passed gets a last look, then breaks
+ * the group. */
+static void look_at_clock(dtr_group *g, dtr__queue *called) {
+    double now = dtr__now(), next = INFINITY;
+    if (atomic_load_explicit(&g->engine->sooner, memory_order_relaxed)) {
+        atomic_store(&g->engine->sooner,
+                     false); /* before the limits are read: one set later counts again */
+    } else if (now < g->engine->next_deadline) {
+        return;
+    }
+    dtr__queue *lists[] = { &g->engine->collectives, &g->engine->p2p };
+    for (int i = 0; i < 2; i++) {
+        for (dtr_work *w = lists[i]->head; w != NULL; w = w->run.next) {
+            if (dtr__work_expired(w, now)) {
+                g->engine->next_deadline = now; /* look at the others next time */
+                if (!w->started || !step(g, w, called) || w->run.linked) {
+                    expire(g, w, true, called);
+                }
+                return;
+            }
+            double deadline = atomic_load_explicit(&w->limit.deadline, memory_order_relaxed);
+            next = deadline < next ? deadline : next;
+        }
+    }
+    g->engine->next_deadline = next;
+}
+
+void dtr__work_expire(dtr_work *w) {
+    dtr_group *g = w->group;
+    dtr__queue called = { NULL, NULL };
+    bool locked = false;
+    dtr__backoff backoff = { 0 };
+    const double end = dtr__now() + LAST_LOOK_S; /* who has the lock may have lost its core */
+    while (!(locked = dtr__progress_lock_try(g->engine->progress)) && dtr__now() < end) {
+        dtr__backoff_pause(g->world, &backoff);
+    }
+    if (locked && g->engine->open) {
+        dtr__group_pass(g, &called);
+    }
+    if (dtr__work_expired(w, dtr__now())) {
+        expire(g, w, locked, &called);
+    }
+    if (locked) {
+        dtr__group_pass(g, &called); /* cancels what has just ended */
+        dtr__progress_lock_release(g->engine->progress);
+    }
+    dtr__callbacks_run(&called);
+    dtr__failure_of(g->world)->visit(g->world);
+}
+
+/* ---- progress; progress lock held ---- */
+
+/* The last step of a work whose transfer is complete. */
+static dtr_status run_finish(dtr_work *w) {
+    dtr__finish *f = w->finish;
+    if (f == NULL || atomic_load_explicit(&w->ended, memory_order_acquire)) {
+        return DTR_OK;
+    }
+    w->finish = NULL;
+    return f->fn(f, DTR_OK);
+}
+
+/* Start or poll one work. True when it moved; it may then be gone. */
+static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
+    const dtr__backend *b = w->backend;
+    if (atomic_load_explicit(&w->ended, memory_order_acquire)) {
+        if (w->started && b->cancel != NULL) {
+            b->cancel(g, w->backend_state, w);
+        }
+        unlink_running(g, w);
+        return true;
+    }
+    bool done = false, first = !w->started;
+    dtr_status s;
+    w->moved = false;
+    if (first) {
+        w->started = true;
+        if (g->engine->p2p_unstarted == w) {
+            g->engine->p2p_unstarted = w->run.next;
+        }
+        if (!w->inline_call || w->world->recording.timing) {
+            dtr__work_mark(w, DTR__REC_STARTED, DTR_OK);
+        }
+        s = dtr__stream_dependency_status(w);
+        s = s == DTR_OK ? b->start(g, w->backend_state, w, &done) : s;
+    } else {
+        s = b->progress(g, w->backend_state, w, &done);
+    }
+    if (s < 0) {
+        dtr__failure_of(g->world)->break_with(g, s, called);
+    } else if (done) {
+        dtr__work_hash_out(w);
+        s = run_finish(w);
+        dtr__work_end(w, s, s < 0 ? dtr__error_save() : NULL, called);
+    } else {
+        return first || w->moved;
+    }
+    unlink_running(g, w);
+    return true;
+}
+
+/* A barrier first waits for this rank's earlier point to point works, and for its stream. */
+static bool may_start(const dtr_group *g, const dtr_work *w) {
+    if (w->call.kind != DTR__K_BARRIER || w->started ||
+        atomic_load_explicit(&w->ended, memory_order_acquire)) {
+        return true;
+    }
+    return (g->engine->p2p.head == NULL || g->engine->p2p.head->issue > w->issue) &&
+           !dtr__stream_dependency_waits(w);
+}
+
+/* Start what may start. True when something did. */
+bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
+    bool moved = false;
+    take_incoming(g);
+    while (g->engine->p2p_unstarted != NULL) {
+        moved = step(g, g->engine->p2p_unstarted, called) || moved;
+    }
+    while (g->engine->collectives.head != NULL && !g->engine->collectives.head->started &&
+           may_start(g, g->engine->collectives.head)) {
+        moved = step(g, g->engine->collectives.head, called) || moved;
+    }
+    return moved;
+}
+
+bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
+    bool moved = dtr__group_start_new(g, called);
+    dtr_work *w = g->engine->p2p_cursor != NULL ? g->engine->p2p_cursor : g->engine->p2p.head;
+    for (int n = 0; w != NULL && n < P2P_PER_PASS; n++, w = g->engine->p2p_cursor) {
+        g->engine->p2p_cursor = w->run.next;
+        moved = step(g, w, called) || moved;
+    }
+    while (g->engine->collectives.head != NULL && may_start(g, g->engine->collectives.head) &&
+           step(g, g->engine->collectives.head, called)) {
+        moved = true;
+    }
+    if (!moved &&
+        (++g->engine->passes % PASSES_PER_LOOK == 0 || !dtr__progress_has_thread(g->world))) {
+        look_at_clock(g, called);
+    }
+    return moved;
+}
+
+bool dtr__group_try_pass(dtr_group *g) {
+    dtr__queue called = { NULL, NULL };
+    if (!dtr__progress_lock_try(g->engine->progress)) {
+        return false;
+    }
+    bool moved = g->engine->open && dtr__group_pass(g, &called);
+    dtr__progress_lock_release(g->engine->progress);
+    dtr__callbacks_run(&called);
+    if (atomic_load_explicit(&g->status, memory_order_relaxed) != DTR_OK) {
+        dtr__failure_of(g->world)->visit(g->world); /* others may wait to be notified */
+    }
+    return moved;
+}
+
+int dtr__group_poll(dtr__poller *poller) {
+    dtr_group *g =
+        ((dtr__group_engine *)((char *)poller - offsetof(dtr__group_engine, poller)))->group;
+    if (atomic_load_explicit(&g->engine->active, memory_order_acquire) == 0) {
+        return DTR__POLL_IDLE;
+    }
+    if (atomic_load_explicit(&g->engine->waiters, memory_order_relaxed) > 0 &&
+        dtr__progress_in_thread(g->world)) {
+        return DTR__POLL_WAITING; /* somebody polls it who is about to use the result */
+    }
+    dtr__failure_of(g->world)->visit(g->world);
+    return dtr__group_try_pass(g) ? DTR__POLL_MOVED : DTR__POLL_WAITING;
+}

@@ -1,0 +1,284 @@
+/* The table of the world's GPUs, which all ranks share, and what follows from it: the device that a
+ * rank takes where none is named, and whether NCCL can serve a group. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "agreement/mailbox.h"
+#include "backends/nccl/nccl_calls.h"
+#include "group/gpus.h"
+#include "group/groups.h"
+#include "memory/device.h"
+
+/* ---- the table ---- */
+
+enum { GPUS = 16, UUID = 16 }; /* devices of a rank that the others are sent */
+
+enum { ANY_DEVICE = -1, NO_GPU = -2 };
+
+typedef struct gpu_rank {
+    uint64_t host;    /* equal on ranks that could see one GPU */
+    uint64_t nccl_id; /* of NCCL_HOSTID, 0: not set */
+    int32_t usable;   /* CUDA is */
+    int32_t nccl;     /* version, 0: cannot be used */
+    int32_t devices;
+    int32_t several; /* the user lets NCCL put several ranks on one GPU */
+    int32_t windows; /* memory is to be made known to NCCL, which can have windows of it */
+    /* Device of the world's options, or one of these. */
+    int32_t named;
+    unsigned char uuid[GPUS][UUID];
+    uint8_t distance[GPUS]; /* from the rank's cores */
+    char why[128];          /* NCCL cannot be used */
+} gpu_rank;
+
+struct dtr__gpus {
+    int size;
+    gpu_rank rank[]; /* by world rank */
+};
+
+static uint64_t hash(uint64_t h, const char *text) {
+    for (; *text != '\0'; text++) {
+        h = (h ^ (unsigned char)*text) * UINT64_C(1099511628211);
+    }
+    return h;
+}
+
+/* Containers of one machine have one boot identifier and may see one GPU. */
+static uint64_t own_host(const dtr_world *world) {
+    char boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f != NULL) {
+        if (fgets(boot, sizeof boot, f) == NULL) {
+            boot[0] = '\0';
+        }
+        (void)fclose(f);
+    }
+    return hash(UINT64_C(14695981039346656037), boot[0] != '\0' ? boot : world->host);
+}
+
+/* Devices of a rank that are in the table. */
+static int listed(const gpu_rank *r) {
+    return r->devices < GPUS ? r->devices : GPUS;
+}
+
+static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
+    return da >= 0 && db >= 0 && da < GPUS && db < GPUS && a->host == b->host &&
+           memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
+}
+
+static void describe_own(const dtr_world *world, gpu_rank *own) {
+    const dtr__cuda *cuda = dtr__cuda_get();
+    const char *id = getenv("NCCL_HOSTID"), *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    own->host = own_host(world);
+    own->named = NO_GPU;
+    own->usable = cuda->state == DTR__CUDA_OK;
+    if (!own->usable) {
+        snprintf(own->why, sizeof own->why, "%s", dtr__cuda_state_name(cuda->state));
+        return;
+    }
+    const dtr__nccl_library *l = dtr__nccl_get();
+    own->nccl = l->ops != NULL ? l->version : 0;
+    own->devices = cuda->count;
+    own->nccl_id = id != NULL && id[0] != '\0' ? hash(1, id) : 0;
+    own->several = several != NULL && strcmp(several, "1") == 0 && l->version >= 23003;
+    own->windows = dtr__opt_number(&world->options, DTR__OPT_NCCL_REGISTER) != 0 &&
+                   l->ops != NULL && l->ops->windows();
+    snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
+    dtr__pci pci[GPUS] = { { 0 } };
+    int n = listed(own);
+    for (int i = 0; i < n; i++) {
+        dtr__device_facts facts;
+        if (cuda->ops->facts(i, &facts) == 0) {
+            memcpy(own->uuid[i], facts.uuid, UUID);
+            pci[i] = facts.pci;
+        }
+    }
+    own->named = !world->bound                    ? ANY_DEVICE
+                 : world->device.type == DTR_CUDA ? world->device.index
+                                                  : NO_GPU;
+    dtr__gpu_affinity_read(pci, n, own->distance);
+}
+
+/* The device that each rank takes, in order of the world's ranks, which all ranks work out alike:
+ * the nearest of those that the fewest ranks before it have taken. What options name is taken
+ * first. */
+static void choose_default(dtr_world *world, const dtr__gpus *t) {
+    const gpu_rank *own = &t->rank[world->rank];
+    if (world->bound || own->usable == 0) {
+        return;
+    }
+    int *taken = calloc((size_t)t->size, sizeof *taken), choice = 0;
+    for (int r = 0; taken != NULL && r < t->size; r++) {
+        taken[r] = t->rank[r].named;
+    }
+    for (int r = 0; taken != NULL && r <= world->rank; r++) {
+        const gpu_rank *a = &t->rank[r];
+        int users[GPUS] = { 0 }, n = listed(a);
+        for (int i = 0; taken[r] == ANY_DEVICE && i < n; i++) {
+            for (int o = 0; o < t->size; o++) {
+                users[i] += one_gpu(a, i, &t->rank[o], taken[o]);
+            }
+        }
+        taken[r] = taken[r] == ANY_DEVICE ? dtr__nearest_pick(users, a->distance, n) : taken[r];
+        choice = taken[r];
+    }
+    world->device = (dtr_device){ DTR_CUDA, choice };
+    if (own->distance[choice] != DTR__DISTANCE_UNKNOWN) {
+        DTR_INFO(world, "device cuda:%d, %d steps from this rank's cores", choice,
+                 own->distance[choice]);
+    }
+    free(taken);
+}
+
+dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
+    dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
+    size_t n = (size_t)world->size;
+    dtr__gpus *t = calloc(1, sizeof *t + n * sizeof t->rank[0]);
+    gpu_rank *own = calloc(1, sizeof *own);
+    dtr_status s = DTR_OK;
+    if (t == NULL || own == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the GPUs of %d ranks", world->size);
+    }
+    s = dtr__agree_status(world, world->mpi.comm, s, "world creation");
+    if (s == DTR_OK && t != NULL && own != NULL) {
+        describe_own(world, own);
+        t->size = world->size;
+        int code = MPI_Allgather(own, (int)sizeof *own, MPI_BYTE, t->rank, (int)sizeof *own,
+                                 MPI_BYTE, world->mpi.comm);
+        s = code == MPI_SUCCESS ? DTR_OK
+                                : dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    free(own);
+    if (s < 0) {
+        free(t);
+        return s;
+    }
+    choose_default(world, t);
+    *gpus = t;
+    return DTR_OK;
+}
+
+bool dtr__gpus_all_named(const dtr__gpus *gpus) {
+    bool all = true;
+    for (int r = 0; r < gpus->size; r++) {
+        all = all && gpus->rank[r].named >= 0;
+    }
+    return all;
+}
+
+void dtr__gpus_free(dtr__gpus *gpus) {
+    free(gpus);
+}
+
+/* ---- a group ---- */
+
+static const gpu_rank *member(const dtr_group *g, int rank) {
+    return &g->world->groups->gpus->rank[g->world_ranks[rank]];
+}
+
+/* False: NCCL cannot serve the group whatever its devices, for `why`. */
+static bool have_nccl(const dtr_group *g, char *why, size_t cap) {
+    char a[16], b[16];
+    for (int r = 0; r < g->size; r++) {
+        const gpu_rank *m = member(g, r);
+        if (m->nccl == 0) {
+            snprintf(why, cap, "NCCL is not available on rank %d (world %d): %s", r,
+                     g->world_ranks[r], m->why);
+            return false;
+        }
+        if (m->nccl != member(g, 0)->nccl) {
+            snprintf(why, cap,
+                     "the ranks have different versions of NCCL: rank 0 has %s, rank %d %s",
+                     dtr__nccl_version_text(member(g, 0)->nccl, a), r,
+                     dtr__nccl_version_text(m->nccl, b));
+            return false;
+        }
+    }
+    return true;
+}
+
+bool dtr__gpus_windows_wanted(const dtr_group *g) {
+    bool all = true;
+    for (int r = 0; r < g->size && all; r++) {
+        all = member(g, r)->windows != 0;
+    }
+    return all;
+}
+
+/* The device a rank is going to use; -1: not known before it does. */
+static int expected_device(const dtr_group *g, const gpu_rank *own) {
+    return g->device.type == DTR_CUDA ? g->device.index : own->devices == 1 ? 0 : -1;
+}
+
+/* Settings with which NCCL itself puts several ranks on one GPU. */
+static bool wanted_by_user(const gpu_rank *a, const gpu_rank *b) {
+    return (a->several && b->several) ||
+           (a->nccl_id != 0 && b->nccl_id != 0 && a->nccl_id != b->nccl_id);
+}
+
+/* True: members share a GPU; `why` names them and it. */
+static bool shared_gpu(const dtr_group *g, const int *devices, bool named, char *why, size_t cap) {
+    for (int r = 0; r < g->size; r++) {
+        int sharers = 0;
+        size_t at = 0;
+        for (int o = r + 1; o < g->size; o++) {
+            const gpu_rank *a = member(g, r), *b = member(g, o);
+            if (one_gpu(a, devices[r], b, devices[o]) && !(named && wanted_by_user(a, b))) {
+                at = at == 0 ? (size_t)snprintf(why, cap, "ranks %d", r) : at;
+                at += at < cap ? (size_t)snprintf(why + at, cap - at, ", %d", o) : 0;
+                sharers++;
+            }
+        }
+        if (sharers > 0) {
+            const unsigned char *u = member(g, r)->uuid[devices[r]];
+            at = at < cap ? at : cap - 1;
+            snprintf(why + at, cap - at,
+                     " share one GPU (GPU-%02x%02x%02x%02x, cuda:%d of rank %d); give each rank a "
+                     "GPU of its own, for example by CUDA_VISIBLE_DEVICES",
+                     u[0], u[1], u[2], u[3], devices[r], r);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether members share a GPU; `why` names them and it. */
+static dtr_status find_shared(dtr_group *g, char *why, size_t cap, bool *shared) {
+    dtr__error_context ctx = { .world = g->world, .group = g->name };
+    int own = expected_device(g, member(g, g->rank));
+    int *devices = malloc((size_t)g->size * sizeof *devices);
+    dtr_status s = DTR_OK;
+    if (devices == NULL) {
+        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the devices of %d ranks", g->size);
+    }
+    dtr__mpi_lock(g->world);
+    s = dtr__agree_status(g->world, g->comm, s, "setting up NCCL");
+    int code = s == DTR_OK && devices != NULL
+                   ? MPI_Allgather(&own, 1, MPI_INT, devices, 1, MPI_INT, g->comm)
+                   : MPI_SUCCESS;
+    dtr__mpi_unlock(g->world);
+    if (code != MPI_SUCCESS) {
+        s = dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    *shared = s == DTR_OK && devices != NULL &&
+              shared_gpu(g, devices, g->backends.device_named != NULL, why, cap);
+    free(devices);
+    return s;
+}
+
+dtr_status dtr__gpus_serve_nccl(dtr_group *g, char *why, size_t cap, bool *serve) {
+    bool shared = false;
+    *serve = have_nccl(g, why, cap);
+    if (*serve && g->size > 1) {
+        DTR_TRY(find_shared(g, why, cap, &shared));
+        *serve = !shared;
+    }
+    /* One rank takes copies on a stream, and not NCCL itself. */
+    *serve = *serve || (g->size == 1 && g->backends.device_named == NULL);
+    return DTR_OK;
+}
+
+bool dtr__gpus_usable(const dtr_group *g) {
+    return member(g, g->rank)->usable != 0;
+}

@@ -1,0 +1,24 @@
+/* What the ranks of a world have sent each other about their GPUs at its creation, constant from
+ * then on. Every decision about device buffers follows from it, so all ranks decide alike. */
+#ifndef DTR_GPUS_H
+#define DTR_GPUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <dtr/group.h>
+
+typedef struct dtr__gpus dtr__gpus;
+dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus); /* collective, agreed */
+void dtr__gpus_free(dtr__gpus *gpus);
+bool dtr__gpus_all_named(const dtr__gpus *gpus); /* every rank's options have a GPU */
+
+/* ---- of a group ---- */
+bool dtr__gpus_usable(const dtr_group *g); /* this rank can have a device buffer */
+/* Whether NCCL can serve the group; `why` not. Collective, because which devices the members use is
+ * known to each of them only. */
+dtr_status dtr__gpus_serve_nccl(dtr_group *g, char *why, size_t cap, bool *serve);
+/* Whether every member is to have windows of NCCL, and its NCCL can make them. */
+bool dtr__gpus_windows_wanted(const dtr_group *g);
+
+#endif /* DTR_GPUS_H */

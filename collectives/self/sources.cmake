@@ -1,1 +1,0 @@
-list(APPEND DTR_COLL_SOURCES self/self.c)

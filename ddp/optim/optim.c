@@ -1,0 +1,292 @@
+/* Making the library's optimizers: their options, and the arrays of their state. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/call_site.h"
+#include "optim_internal.h"
+
+static const char *const array_names[DTR__OPTIM_ARRAYS] = { "m", "v", "master" };
+
+dtr_status dtr__optim_check(const dtr_optim *o, const char *entry) {
+    DTR_TRY(dtr__fork_check(entry));
+    DTR_REQUIRE(o != NULL && o->magic == DTR__OPTIM_MAGIC, NULL, DTR_ERR_ARG,
+                "%s: the pointer %p is no optimizer, or a destroyed one", entry, (const void *)o);
+    return DTR_OK;
+}
+
+/* ---- options ---- */
+
+static dtr_status check_range(const char *name, double x, double limit) {
+    DTR_REQUIRE(x >= 0 && x < limit, NULL, DTR_ERR_ARG, /* NaN too */
+                "dtr_optim_options.%s is %g: give a number from 0 to below %g", name, x, limit);
+    return DTR_OK;
+}
+
+static dtr_status read_options(const dtr_optim_options *given, dtr_optim_options *o) {
+    DTR_TRY(dtr__options_copy(given, o, sizeof *o, "dtr_optim_options"));
+    DTR_REQUIRE((unsigned)o->rule <= DTR_OPTIM_ADAMW, NULL, DTR_ERR_ARG,
+                "dtr_optim_options.rule is %d; known are DTR_OPTIM_SGD, _ADAM and _ADAMW (0 to %d)",
+                (int)o->rule, (int)DTR_OPTIM_ADAMW);
+    DTR_TRY(check_range("rate", o->rate, INFINITY));
+    DTR_TRY(check_range("momentum", o->momentum, INFINITY));
+    DTR_TRY(check_range("beta1", o->beta1, 1));
+    DTR_TRY(check_range("beta2", o->beta2, 1));
+    DTR_TRY(check_range("epsilon", o->epsilon, INFINITY));
+    DTR_TRY(check_range("weight_decay", o->weight_decay, INFINITY));
+    DTR_TRY(check_range("max_norm", o->max_norm, INFINITY));
+    DTR_REQUIRE(!o->nesterov || (o->rule == DTR_OPTIM_SGD && o->momentum > 0), NULL, DTR_ERR_ARG,
+                "dtr_optim_options.nesterov needs DTR_OPTIM_SGD with momentum > 0");
+    o->rate = o->rate > 0 ? o->rate : 1e-3;
+    o->beta1 = o->beta1 > 0 ? o->beta1 : 0.9;
+    o->beta2 = o->beta2 > 0 ? o->beta2 : 0.999;
+    o->epsilon = o->epsilon > 0 ? o->epsilon : 1e-8;
+    return DTR_OK;
+}
+
+/* ---- state ---- */
+
+static bool serves(dtr_dtype d) {
+    return d == DTR_F16 || d == DTR_BF16 || d == DTR_F32 || d == DTR_F64;
+}
+
+static bool has_array(const dtr_optim *o, dtr_dtype d, int array) {
+    bool adam = o->o.rule != DTR_OPTIM_SGD;
+    return array == 0 ? adam || o->o.momentum > 0 : array == 1 ? adam : dtr_dtype_size(d) == 2;
+}
+
+static dtr_status make_part(dtr_optim *o, dtr_dtype d) {
+    dtr__optim_part *part = &o->part[d];
+    part->wide = d == DTR_F64;
+    size_t size = part->wide ? sizeof(double) : sizeof(float);
+    for (int a = 0; a < DTR__OPTIM_ARRAYS && part->count > 0; a++) {
+        if (!has_array(o, d, a)) {
+            continue;
+        }
+        part->array[a] = calloc(part->count, size);
+        DTR_REQUIRE(part->array[a] != NULL, NULL, DTR_ERR_NOMEM,
+                    "no memory for an optimizer's state of %zu elements", part->count);
+        dtr_zero_state *state = &o->states[o->n_states];
+        char *name = o->names[o->n_states++];
+        snprintf(name, sizeof o->names[0], "%s.%s", array_names[a], dtr_dtype_name(d));
+        *state = (dtr_zero_state){
+            .name = name,
+            .param_dtype = d,
+            .data = dtr_cpu(part->array[a], part->count, part->wide ? DTR_F64 : DTR_F32),
+        };
+    }
+    return DTR_OK;
+}
+
+/* Ranges arrive in ascending order; neighbours are joined. */
+static void add_undecayed(dtr__optim_part *part, size_t begin, size_t count) {
+    if (part->n_undecayed > 0 && part->undecayed[part->n_undecayed - 1].end == begin) {
+        part->undecayed[part->n_undecayed - 1].end += count;
+    } else {
+        part->undecayed[part->n_undecayed++] = (dtr__optim_range){ begin, begin + count };
+    }
+}
+
+static bool decays(const dtr_optim *o, size_t i) {
+    return o->ddp->params[i].value->ndim >= o->o.decay_min_ndim;
+}
+
+static void lay_out_shard(dtr_optim *o) {
+    const dtr_zero *z = o->zero;
+    for (size_t b = 0; b < z->n_buckets; b++) {
+        dtr__zero_piece piece;
+        for (size_t s = 0; dtr__zero_next(z, b, o->ddp->rank, &s, &piece);) {
+            if (!decays(o, piece.param)) {
+                add_undecayed(&o->part[z->buckets[b].dtype], z->buckets[b].first + piece.at,
+                              piece.count);
+            }
+        }
+    }
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        o->part[d].count = z->count[d];
+    }
+}
+
+static void lay_out_whole(dtr_optim *o) {
+    for (size_t i = 0; i < o->ddp->n; i++) {
+        if (!dtr__optim_has(o->ddp, i)) {
+            continue;
+        }
+        const dtr_tensor *value = o->ddp->params[i].value;
+        dtr__optim_part *part = &o->part[value->dtype];
+        o->begin[i] = part->count;
+        if (!decays(o, i) && value->numel > 0) {
+            add_undecayed(part, part->count, value->numel);
+        }
+        part->count += value->numel;
+    }
+}
+
+static dtr_status fill(dtr_optim *o, const dtr_optim_options *given) {
+    dtr_ddp *ddp = o->ddp;
+    DTR_TRY(read_options(given, &o->o));
+    DTR_REQUIRE(o->zero != NULL || ddp->zero == NULL, NULL, DTR_ERR_ARG,
+                "dtr_optim_create: zero is NULL, but the module is sharded; give its dtr_zero");
+    DTR_TRY(dtr__ddp_device_refuse(ddp, "dtr_optim_create"));
+    for (size_t i = 0; i < ddp->n; i++) {
+        const dtr__ddp_param *p = &ddp->params[i];
+        DTR_REQUIRE(!dtr__optim_has(ddp, i) || serves(p->value->dtype), NULL, DTR_ERR_UNSUPPORTED,
+                    "parameter '%s' (%zu) is %s; the optimizers work on f16, bf16, f32 and f64",
+                    p->name, i, dtr_dtype_name(p->value->dtype));
+    }
+    o->begin = calloc(ddp->n + 1, sizeof *o->begin);
+    bool memory = o->begin != NULL;
+    for (int d = 0; d < DTR__ZERO_TYPES && memory; d++) {
+        if (serves((dtr_dtype)d)) {
+            o->part[d].undecayed = calloc(ddp->n + 1, sizeof(dtr__optim_range));
+            memory = o->part[d].undecayed != NULL;
+        }
+    }
+    DTR_REQUIRE(memory, NULL, DTR_ERR_NOMEM, "no memory for an optimizer of %zu parameters",
+                ddp->n);
+    if (o->zero != NULL) {
+        lay_out_shard(o);
+    } else {
+        lay_out_whole(o);
+    }
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        DTR_TRY(make_part(o, (dtr_dtype)d));
+    }
+    return DTR_OK;
+}
+
+static void optim_free(dtr_optim *o) {
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        for (int a = 0; a < DTR__OPTIM_ARRAYS; a++) {
+            free(o->part[d].array[a]);
+        }
+        free(o->part[d].undecayed);
+    }
+    free(o->begin);
+    o->magic = 0;
+    free(o);
+}
+
+dtr_status dtr_optim_create(dtr_ddp *ddp, dtr_zero *zero, const dtr_optim_options *options,
+                            dtr_optim **optim) {
+    static const char entry[] = "dtr_optim_create";
+    DTR_TRY(dtr__ddp_check(ddp, entry));
+    if (zero != NULL) {
+        DTR_TRY(dtr__zero_check(zero, entry));
+        DTR_REQUIRE(zero->ddp == ddp, NULL, DTR_ERR_ARG, "%s: zero belongs to another module",
+                    entry);
+    }
+    DTR_REQUIRE(optim != NULL, NULL, DTR_ERR_ARG, "%s: optim is NULL, the result has no place",
+                entry);
+    dtr_optim *o = calloc(1, sizeof *o);
+    DTR_REQUIRE(o != NULL, NULL, DTR_ERR_NOMEM, "%s: no memory", entry);
+    o->ddp = ddp;
+    o->zero = zero;
+    dtr_status s = fill(o, options);
+    if (s < 0) {
+        optim_free(o);
+        return s;
+    }
+    o->magic = DTR__OPTIM_MAGIC;
+    *optim = o;
+    return DTR_OK;
+}
+
+dtr_status dtr_optim_destroy(dtr_optim *o) {
+    if (o == NULL) {
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__optim_check(o, "dtr_optim_destroy"));
+    optim_free(o);
+    return DTR_OK;
+}
+
+/* ---- settings and questions ---- */
+
+dtr_status dtr_optim_set_rate(dtr_optim *o, double rate) {
+    DTR_TRY(dtr__optim_check(o, "dtr_optim_set_rate"));
+    DTR_REQUIRE(rate >= 0 && rate < INFINITY, NULL, DTR_ERR_ARG,
+                "dtr_optim_set_rate: rate is %g: give a finite number, not below 0", rate);
+    o->o.rate = rate;
+    return DTR_OK;
+}
+
+dtr_status dtr_optim_set_steps(dtr_optim *o, uint64_t steps) {
+    DTR_TRY(dtr__optim_check(o, "dtr_optim_set_steps"));
+    o->steps = steps;
+    return DTR_OK;
+}
+
+uint64_t dtr_optim_steps(const dtr_optim *o) {
+    return dtr__optim_check(o, "dtr_optim_steps") == DTR_OK ? o->steps : 0;
+}
+
+size_t dtr_optim_state_count(const dtr_optim *o) {
+    return dtr__optim_check(o, "dtr_optim_state_count") == DTR_OK ? o->n_states : 0;
+}
+
+size_t dtr_optim_state_nbytes(const dtr_optim *o) {
+    size_t nbytes = 0;
+    for (size_t k = 0; k < dtr_optim_state_count(o); k++) {
+        nbytes += o->states[k].data.count * dtr_dtype_size(o->states[k].data.dtype);
+    }
+    return nbytes;
+}
+
+dtr_status dtr_optim_state(const dtr_optim *o, size_t k, dtr_zero_state *state) {
+    DTR_TRY(dtr__optim_check(o, "dtr_optim_state"));
+    DTR_REQUIRE(state != NULL, NULL, DTR_ERR_ARG, "dtr_optim_state: state is NULL");
+    DTR_REQUIRE(k < o->n_states, NULL, DTR_ERR_ARG,
+                "dtr_optim_state: there is no array %zu, the optimizer has %zu", k, o->n_states);
+    *state = o->states[k];
+    return DTR_OK;
+}
+
+/* ---- files ---- */
+
+static dtr_status share_of(dtr_optim *o, const char *entry, size_t *count, dtr__share *sh) {
+    DTR_TRY(dtr__optim_check(o, entry));
+    DTR_TRY(o->zero != NULL ? dtr__zero_check(o->zero, entry) : dtr__ddp_check(o->ddp, entry));
+    if (o->zero == NULL) {
+        DTR_TRY(dtr__ddp_refuse_sharded(o->ddp, entry));
+    }
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        count[d] = o->part[d].count;
+    }
+    *sh = (dtr__share){ .ddp = o->ddp, .zero = o->zero, .begin = o->begin, .count = count };
+    return DTR_OK;
+}
+
+static dtr_status save(dtr_optim *o, const char *entry, const char *path, dtr_bytes own) {
+    size_t count[DTR__ZERO_TYPES];
+    dtr__share sh;
+    DTR_TRY(share_of(o, entry, count, &sh));
+    return dtr__share_save(&sh, entry, path, o->states, o->n_states, o->steps, own);
+}
+
+static dtr_status load(dtr_optim *o, const char *entry, const char *path, dtr_bytes *own) {
+    size_t count[DTR__ZERO_TYPES];
+    dtr__share sh;
+    DTR_TRY(share_of(o, entry, count, &sh));
+    return dtr__share_load(&sh, entry, path, o->states, o->n_states, &o->steps, own);
+}
+
+dtr_status dtr_optim_save(dtr_optim *o, const char *path) {
+    DTR_HOLD_CALL_SITE;
+    return save(o, "dtr_optim_save", path, (dtr_bytes){ NULL, 0 });
+}
+
+dtr_status dtr_optim_load(dtr_optim *o, const char *path) {
+    DTR_HOLD_CALL_SITE;
+    return load(o, "dtr_optim_load", path, NULL);
+}
+
+dtr_status dtr_optim_save_with(dtr_optim *o, const char *path, dtr_bytes own) {
+    DTR_HOLD_CALL_SITE;
+    return save(o, "dtr_optim_save_with", path, own);
+}
+
+dtr_status dtr_optim_load_with(dtr_optim *o, const char *path, dtr_bytes *own) {
+    DTR_HOLD_CALL_SITE;
+    DTR_REQUIRE(own != NULL, NULL, DTR_ERR_ARG, "dtr_optim_load_with: own is NULL");
+    return load(o, "dtr_optim_load_with", path, own);
+}

@@ -1,0 +1,100 @@
+/* The one wait policy of the library. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/backoff.h"
+#include "base/clock.h"
+#include "base/world.h"
+
+enum {
+    PAUSES = 4000,          /* before the first yield, where every rank has a core */
+    YIELDS_PER_LOOK = 16,   /* between two readings of the clock */
+    NAP_AFTER_NS = 1000000, /* without movement */
+    NAP_NS = 50000
+};
+
+_Static_assert(sizeof(cpu_set_t) <= DTR__WAIT_SCRATCH, "one set per local rank");
+
+/* Who else runs on this rank's CPUs. */
+static void count_sharers(dtr_world *world, const cpu_set_t *sets) {
+    const cpu_set_t *mine = &sets[world->local_rank];
+    cpu_set_t common;
+    world->cpus.sharers = world->cpus.turn = 0;
+    for (int i = 0; i < world->local_size; i++) {
+        CPU_AND(&common, mine, &sets[i]);
+        if (CPU_EQUAL(mine, &sets[i])) {
+            world->cpus.turn += i < world->local_rank;
+            world->cpus.sharers++;
+        } else if (CPU_COUNT(&common) > 0) {
+            world->cpus.sharers = world->cpus.turn = 0;
+            return;
+        }
+    }
+}
+
+/* Open MPI yields in each poll that finds nothing, where its launcher finds too few cores or it is
+ * told to. Both travel in the environment; MPI's tools interface would say it too, but loads all
+ * of Open MPI's components to do so. Where it is told otherwise, or by another MPI, both yield. */
+static bool mpi_yields(void) {
+#ifdef OPEN_MPI
+    const char *value = getenv("OMPI_MCA_mpi_yield_when_idle");
+    value = value != NULL ? value : getenv("OMPI_MCA_mpi_oversubscribe");
+    return value != NULL && (atoi(value) != 0 || value[0] == 't' || value[0] == 'y');
+#else
+    return false;
+#endif
+}
+
+dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
+    dtr__error_context ctx = { .world = world };
+    cpu_set_t mine, all, *sets = scratch;
+    const int nbytes = (int)sizeof mine;
+    CPU_ZERO(&mine);
+    world->cpus.n = 1;
+    if (sched_getaffinity(0, sizeof mine, &mine) == 0) { /* fails on more than 1024 CPUs */
+        world->cpus.n = CPU_COUNT(&mine);
+    } else {
+        memset(&mine, 0xff, sizeof mine);
+    }
+    DTR_MPI(&ctx,
+            MPI_Allgather(&mine, nbytes, MPI_BYTE, sets, nbytes, MPI_BYTE, world->mpi.node_comm));
+    CPU_ZERO(&all);
+    for (int i = 0; i < world->local_size; i++) {
+        CPU_OR(&all, &all, &sets[i]);
+    }
+    world->cpus.oversubscribed = CPU_COUNT(&all) < world->local_size;
+    world->cpus.spare_cores = CPU_COUNT(&all) >= 2 * world->local_size && world->cpus.n >= 2;
+    count_sharers(world, sets);
+    world->cpus.mpi_yields = mpi_yields();
+    return DTR_OK;
+}
+
+bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
+    uint32_t pauses = world == NULL || world->cpus.oversubscribed ? 0 : PAUSES;
+    if (b->spins < pauses) {
+        b->spins++;
+        dtr__relax();
+        return false;
+    }
+    uint32_t yields = b->spins - pauses;
+    b->spins++;
+    if (yields == 0) {
+        b->since_ns = dtr__now_ns();
+    } else if (yields % YIELDS_PER_LOOK == 0 && dtr__now_ns() - b->since_ns > NAP_AFTER_NS) {
+        b->spins--; /* look again next time */
+        return true;
+    }
+    if (!b->elsewhere) {
+        sched_yield();
+    }
+    return false;
+}
+
+void dtr__backoff_pause(const dtr_world *world, dtr__backoff *b) {
+    if (dtr__backoff_due(world, b)) {
+        struct timespec nap = { 0, NAP_NS };
+        nanosleep(&nap, NULL);
+    }
+}

@@ -1,0 +1,168 @@
+/* MPI as a resource of the process: who initialised it, how many worlds use it, and how the ranks
+ * of a communicator agree on a status.
+ *
+ * That MPI can be initialised and finalised only once per process is MPI's rule, so this is the one
+ * place with process-wide state. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/backoff.h"
+#include "base/clock.h"
+#include "base/mpi.h"
+#include "base/world.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int users;     /* worlds living or being made; lock */
+static bool ours;     /* this library called MPI_Init_thread; lock */
+static uint32_t uses; /* ever; lock */
+
+bool dtr__mpi_alive(void) {
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    return initialized && !finalized;
+}
+
+/* ---- communicators that are not freed before MPI ends ---- */
+
+/* MPI deletes what is attached to MPI_COMM_SELF first when it is finalised. */
+static int free_kept(MPI_Comm self, int key, void *kept, void *extra) {
+    (void)self, (void)key, (void)extra;
+    int code = MPI_Comm_free(kept);
+    free(kept);
+    return code;
+}
+
+void dtr__mpi_keep(MPI_Comm *comm) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm *kept = malloc(sizeof *kept);
+    if (kept != NULL) {
+        *kept = *comm;
+        if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_kept, &key, NULL) != MPI_SUCCESS ||
+            MPI_Comm_set_attr(MPI_COMM_SELF, key, kept) != MPI_SUCCESS) {
+            free(kept); /* the communicator stays all the same */
+        }
+        if (key != MPI_KEYVAL_INVALID) {
+            MPI_Comm_free_keyval(&key); /* gone with the attribute */
+        }
+    }
+    *comm = MPI_COMM_NULL;
+}
+
+/* ---- users ---- */
+
+static dtr_status acquire_locked(bool may_initialise, int *level, bool *own, uint32_t *serial) {
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    DTR_REQUIRE(!finalized, NULL, DTR_ERR_STATE,
+                "MPI has been finalised%s and cannot be started again in this process%s",
+                ours ? " (by the library, with its last world)" : "",
+                ours ? ": initialise MPI in the program, or set keep_mpi in the world's options"
+                     : ": create the world before MPI_Finalize");
+    if (!initialized) {
+        DTR_REQUIRE(may_initialise, NULL, DTR_ERR_STATE,
+                    "MPI is not initialised: call MPI_Init_thread before "
+                    "dtr_world_create_from_comm");
+        DTR_MPI(NULL, MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, level));
+        ours = true;
+    }
+    DTR_MPI(NULL, MPI_Query_thread(level));
+    *own = ours;
+    *serial = ++uses;
+    users++;
+    return DTR_OK;
+}
+
+dtr_status dtr__mpi_acquire(bool may_initialise, int *level, bool *own, uint32_t *serial) {
+    pthread_mutex_lock(&lock);
+    dtr_status s = acquire_locked(may_initialise, level, own, serial);
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+dtr_status dtr__mpi_release(bool finish) {
+    dtr_status s = DTR_OK;
+    pthread_mutex_lock(&lock);
+    users--;
+    if (finish && ours && users == 0 && dtr__mpi_alive()) {
+        int code = MPI_Finalize();
+        if (code != MPI_SUCCESS) {
+            s = dtr__error_mpi(NULL, code, "MPI_Finalize", __FILE__, __LINE__);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+/* ---- waiting for all before anything can block ---- */
+
+static dtr_status await(MPI_Request *request, double limit_s, int rank, int size) {
+    dtr__backoff backoff = { 0 };
+    double end = dtr__now() + limit_s;
+    int done = 0;
+    for (;;) {
+        DTR_MPI(NULL, MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) {
+            return DTR_OK;
+        }
+        DTR_REQUIRE(
+            dtr__now() < end, NULL, DTR_ERR_TIMEOUT,
+            "world creation: rank %d has waited %g s, but not all %d ranks of the "
+            "communicator have come. A rank has ended before, does not create the world, or "
+            "came when others had given up: the ranks without this message are the ones to "
+            "look at. No world can be made on this communicator any more",
+            rank, limit_s, size);
+        dtr__backoff_pause(NULL, &backoff);
+    }
+}
+
+/* Twice: who passes the first knows that all have come, and who passes the second that nobody had
+ * left before. */
+dtr_status dtr__mpi_await_all(MPI_Comm comm, double limit_s) {
+    int rank, size;
+    DTR_MPI(NULL, MPI_Comm_rank(comm, &rank));
+    DTR_MPI(NULL, MPI_Comm_size(comm, &size));
+    for (int i = 0; i < 2 && size > 1; i++) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        DTR_MPI(NULL, MPI_Ibarrier(comm, &request));
+        DTR_TRY(await(&request, limit_s, rank, size));
+    }
+    return DTR_OK;
+}
+
+/* ---- agreement ---- */
+
+typedef struct outcome {
+    int status, world_rank;
+    char host[64], text[1024];
+} outcome;
+
+dtr_status dtr__agree_status(const dtr_world *world, MPI_Comm comm, dtr_status mine,
+                             const char *what) {
+    dtr__error_context ctx = { .world = world };
+    int rank, size;
+    DTR_MPI(&ctx, MPI_Comm_rank(comm, &rank));
+    DTR_MPI(&ctx, MPI_Comm_size(comm, &size));
+    int failing = mine < 0 ? rank : size, first = size;
+    DTR_MPI(&ctx, MPI_Allreduce(&failing, &first, 1, MPI_INT, MPI_MIN, comm));
+    if (first == size) {
+        return mine;
+    }
+    outcome v = { 0 };
+    if (first == rank) {
+        dtr_error e = DTR_ERROR_INIT;
+        dtr_last_error(&e);
+        v.status = mine;
+        v.world_rank = world != NULL ? world->rank : rank;
+        snprintf(v.host, sizeof v.host, "%s", e.host);
+        snprintf(v.text, sizeof v.text, "%s", e.message);
+    }
+    DTR_MPI(&ctx, MPI_Bcast(&v, (int)sizeof v, MPI_BYTE, first, comm));
+    if (mine < 0) {
+        return mine;
+    }
+    return DTR_FAIL(&ctx, DTR_ERR_REMOTE, "%s failed on rank %d (host %s) with %s: %s", what,
+                    v.world_rank, v.host, dtr_status_name((dtr_status)v.status), v.text);
+}

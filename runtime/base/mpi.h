@@ -1,0 +1,32 @@
+/* MPI as a resource of the process: who initialises it, who ends it, and how the ranks of a
+ * communicator agree on a status. */
+#ifndef DTR_RT_BASE_MPI_H
+#define DTR_RT_BASE_MPI_H
+
+#include "base/world.h"
+
+/* Count one more user of MPI, initialising it when `may_initialise` and nobody has. `level` becomes
+ * what MPI provides, `own` whether this library initialised it, `serial` a number of this use. */
+dtr_status dtr__mpi_acquire(bool may_initialise, int *level, bool *own, uint32_t *serial);
+/* Collective over `comm`: DTR_OK once all of its ranks have come, DTR_ERR_TIMEOUT where they have
+ * not within the limit, also for a rank that comes after others have given up. What was begun stays
+ * in the communicator, so that no further collective call on it would match. */
+dtr_status dtr__mpi_await_all(MPI_Comm comm, double limit_s);
+/* One user less. With `finish`, MPI that this library initialised ends when no other is left. */
+dtr_status dtr__mpi_release(bool finish);
+
+/* True while MPI may be called: initialised and not finalised by somebody else. */
+bool dtr__mpi_alive(void);
+/* Instead of freeing it: the communicator of a broken group stays until MPI ends, because a message
+ * left over in it would turn up in a later one, to which some MPI libraries give the same identity.
+ */
+void dtr__mpi_keep(MPI_Comm *comm);
+
+/* All ranks of `comm` agree on one status: when any rank has a negative one, it keeps its own and
+ * every other rank returns DTR_ERR_REMOTE naming the lowest failing rank with its status and text.
+ * Blocking allreduce+broadcast: only where all ranks of comm are known to come (world and group
+ * creation). `what` names the creation in the message. */
+dtr_status dtr__agree_status(const dtr_world *world, MPI_Comm comm, dtr_status mine,
+                             const char *what);
+
+#endif /* DTR_RT_BASE_MPI_H */

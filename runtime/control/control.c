@@ -1,0 +1,295 @@
+/* The control plane of a world: its sockets, its boards and what everybody must know of everybody,
+ * made at world creation; and what any thread may ask it. */
+#include "control/control.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/private_fd.h"
+#include "control_internal.h"
+#include "memory/arena.h"
+
+/* ---- opening ---- */
+
+static uint64_t mix(uint64_t h, const void *data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) {
+        h = (h ^ ((const unsigned char *)data)[i]) * UINT64_C(1099511628211);
+    }
+    return h;
+}
+
+static uint64_t own_machine(const dtr_world *world) {
+    struct stat st;
+    uint64_t h = mix(UINT64_C(14695981039346656037), world->host, strlen(world->host));
+    if (stat("/proc/self/ns/net", &st) == 0) {
+        h = mix(mix(h, &st.st_ino, sizeof st.st_ino), &st.st_dev, sizeof st.st_dev);
+    }
+    return h;
+}
+
+/* On all addresses, or on those of the interface that is named and on no other. */
+static bool listen_on(dtr__control *c, const char *interface, offer *mine, char *why, size_t cap) {
+    const bool any = interface[0] == '\0';
+    int n = dtr__link_addresses(interface, mine->address, ADDRESSES);
+    if (n == 0 && !any) {
+        snprintf(why, cap, "the interface of DTR_CONTROL_INTERFACE=%.60s has no address here",
+                 interface);
+        return false;
+    }
+    for (int i = 0; i < (any ? 1 : n); i++) {
+        int fd = dtr__link_listen(any ? NULL : &mine->address[i], &mine->port[i]);
+        if (fd < 0) {
+            snprintf(why, cap, "its socket cannot be made: %s", strerror(errno));
+            return false;
+        }
+        c->listener[c->n_listeners++] = fd;
+    }
+    for (int i = 1; any && i < ADDRESSES; i++) {
+        mine->port[i] = mine->port[0];
+    }
+    mine->any = any;
+    mine->n_addresses = (uint16_t)n;
+    return true;
+}
+
+/* Local: the sockets and what this rank offers. Without sockets it takes no part, and `why` says
+ * so. */
+static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, size_t cap) {
+    const char *interface = dtr__opt_text(&world->options, DTR__OPT_CONTROL_INTERFACE);
+    *mine = (offer){ .pid = (uint32_t)getpid(),
+                     .machine = own_machine(world),
+                     .hmac = dtr__proof_has_hmac() };
+    snprintf(mine->host, sizeof mine->host, "%s", world->host);
+    c->period_ns = (int64_t)dtr__opt_number(&world->options, DTR__OPT_CONTROL_MS) * MS;
+    c->silence_s = dtr__opt_seconds(&world->options, DTR__OPT_NODE_SILENCE);
+    if (c->period_ns == 0) {
+        return;
+    }
+    struct epoll_event e = { .events = EPOLLIN }, woken = { .events = EPOLLIN, .data.ptr = c };
+    if (!listen_on(c, interface, mine, why, cap)) {
+        return;
+    }
+    dtr__private_fd_begin();
+    c->epoll = dtr__private_fd_end(epoll_create1(EPOLL_CLOEXEC));
+    c->wake = c->epoll >= 0 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+    bool fine = c->wake >= 0 && epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->wake, &woken) == 0;
+    for (int i = 0; i < c->n_listeners && fine; i++) {
+        fine = epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener[i], &e) == 0;
+    }
+    if (!fine) {
+        snprintf(why, cap, "its descriptors cannot be made: %s", strerror(errno));
+    } else if (!dtr__proof_random(c->key, sizeof c->key)) {
+        snprintf(why, cap, "the kernel has no random numbers: %s", strerror(errno));
+    } else {
+        mine->takes_part = true;
+    }
+}
+
+void dtr__control_close_sockets(dtr__control *c) {
+    while (c->n_listeners > 0) {
+        dtr__private_fd_close(c->listener[--c->n_listeners]);
+    }
+    if (c->epoll >= 0) {
+        dtr__private_fd_close(c->epoll);
+    }
+    c->epoll = -1;
+}
+
+static bool make_tables(const dtr_world *world, dtr__control *c) {
+    size_t n = (size_t)world->size, local = (size_t)world->local_size;
+    c->offer = calloc(n, sizeof *c->offer);
+    c->boards = calloc(local, sizeof *c->boards);
+    c->read = calloc(local, sizeof *c->read);
+    c->sent_votes = calloc(local * DTR__VOTE_ENTRIES, sizeof *c->sent_votes);
+    c->node = calloc((size_t)world->node_count, sizeof *c->node);
+    c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
+    c->known = calloc(n, sizeof *c->known);
+    c->refused = calloc(2 * n, sizeof *c->refused);
+    c->gone = c->refused != NULL ? c->refused + n : NULL;
+    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->sent_votes == NULL ||
+        c->node == NULL || c->suspect_ns == NULL || c->known == NULL || c->refused == NULL) {
+        return false;
+    }
+    for (int r = world->size - 1; r >= 0; r--) {
+        c->node[world->node_of[r]].n_ranks++;
+        c->node[world->node_of[r]].lowest = r;
+    }
+    return true;
+}
+
+/* Collective over the node: where all have a board that the others can see, they share them. */
+static int share_boards(dtr_world *world, dtr__control *c) {
+    size_t nbytes = dtr__board_bytes(world->size);
+    void *each[world->local_size];
+    int code = MPI_SUCCESS;
+    c->alone = !dtr__arena_share(world, nbytes, each, &code);
+    c->board = c->alone ? calloc(1, nbytes) : each[world->local_rank];
+    for (int i = 0; i < world->local_size && !c->alone; i++) {
+        c->boards[i] = i != world->local_rank ? each[i] : NULL;
+    }
+    return code;
+}
+
+/* Everybody learns where everybody is, and the key by which they know each other. */
+static int exchange(dtr_world *world, dtr__control *c, const offer *mine) {
+    const int nbytes = (int)sizeof *mine;
+    int code = MPI_Bcast(c->key, DTR__KEY_BYTES, MPI_BYTE, 0, world->mpi.comm);
+    if (code == MPI_SUCCESS) {
+        code = MPI_Allgather(mine, nbytes, MPI_BYTE, c->offer, nbytes, MPI_BYTE, world->mpi.comm);
+    }
+    return code == MPI_SUCCESS ? share_boards(world, c) : code;
+}
+
+/* How ranks prove who they are: alike on all, which is decided over MPI and so by nobody else. */
+static void choose_proof(dtr_world *world, dtr__control *c) {
+    int without = -1;
+    for (int r = world->size - 1; r >= 0; r--) {
+        without = c->offer[r].hmac ? without : r;
+    }
+    c->hmac = without < 0;
+    if (!c->hmac && world->rank == 0) {
+        DTR_WARN(world,
+                 "the key of the control plane between the nodes travels in the clear, because "
+                 "rank %d's libdtr was built without nettle, which has HMAC: whoever reads that "
+                 "network can take part. Build with nettle, or do without by DTR_CONTROL_MS=0",
+                 without);
+    }
+}
+
+/* One rank without sockets, or with the switch off, means none for all: half a plane would take
+ * silence for health. */
+static void judge(dtr_world *world, dtr__control *c, const char *why) {
+    bool all = true;
+    for (int r = 0; r < world->size; r++) {
+        c->offer[r].host[sizeof c->offer[r].host - 1] = '\0';
+        all = all && c->offer[r].takes_part;
+    }
+    if (all) {
+        choose_proof(world, c);
+    } else {
+        dtr__control_close_sockets(c);
+    }
+    if (why[0] != '\0') {
+        DTR_WARN(world,
+                 "no control plane between the nodes: %s. What ranks of other nodes do, and that a "
+                 "whole node has died, is not seen",
+                 why);
+    }
+}
+
+dtr_status dtr__control_open(dtr_world *world) {
+    dtr__error_context ctx = { .world = world };
+    if (world->node_count == 1) {
+        return DTR_OK;
+    }
+    char why[128] = "";
+    offer mine = { 0 };
+    dtr__control *c = calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->epoll = c->wake = -1;
+        world->control.plane = c;
+        prepare(world, c, &mine, why, sizeof why);
+    }
+    dtr_status s = c == NULL || !make_tables(world, c)
+                       ? DTR_FAIL(&ctx, DTR_ERR_NOMEM,
+                                  "no memory for the control plane of %d ranks", world->size)
+                       : DTR_OK;
+    DTR_TRY(dtr__agree_status(world, world->mpi.comm, s, "world creation"));
+    int code = exchange(world, c, &mine);
+    if (code != MPI_SUCCESS) {
+        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    }
+    DTR_REQUIRE(c->board != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
+                world->size);
+    judge(world, c, why);
+    return DTR_OK;
+}
+
+void dtr__control_free_links(dtr__control *c) {
+    while (c->links != NULL) {
+        dtr__link *next = c->links->next;
+        dtr__link_free(c->links);
+        c->links = next;
+    }
+}
+
+void dtr__control_close(dtr_world *world) {
+    dtr__control *c = world->control.plane;
+    if (c == NULL) {
+        return;
+    }
+    dtr__control_free_links(c);
+    dtr__control_close_sockets(c);
+    if (c->wake >= 0) {
+        close(c->wake);
+    }
+    if (c->alone) {
+        free(c->board);
+    } else if (c->board != NULL) {
+        dtr__arena_free(world, c->board);
+    }
+    free(c->offer);
+    free((void *)c->boards);
+    free(c->read);
+    free(c->sent_votes);
+    free(c->node);
+    free(c->suspect_ns);
+    free(c->known);
+    free(c->refused);
+    free(c);
+    world->control.plane = NULL;
+}
+
+/* ---- any thread ---- */
+
+void dtr__control_ended(dtr_world *world) {
+    if (world->control.plane != NULL) {
+        atomic_store(&world->control.plane->ended, true);
+    }
+}
+
+bool dtr__control_serves(const dtr_world *world) {
+    return world->control.plane != NULL && atomic_load(&world->control.plane->serves);
+}
+
+void dtr__control_wake(const dtr_world *world) {
+    const uint64_t one = 1;
+    if (dtr__control_serves(world)) { /* full: it is awake */
+        (void)!write(world->control.plane->wake, &one, sizeof one);
+    }
+}
+
+bool dtr__control_report_of(const dtr_world *world, int world_rank, dtr__rank_report *out) {
+    const dtr__control *c = world->control.plane;
+    dtr__rank_report d;
+    bool found = false;
+    for (int i = 0; c != NULL && i < world->local_size; i++) {
+        const dtr__board *b = i == world->local_rank ? c->board : c->boards[i];
+        if (b != NULL && dtr__board_get(b, world_rank, &d) &&
+            (!found || d.seen_ns > out->seen_ns)) {
+            *out = d;
+            found = true;
+        }
+    }
+    return found;
+}
+
+bool dtr__control_old(const dtr_world *world, const dtr__rank_report *d) {
+    return dtr__now_ns() - d->seen_ns > 2 * dtr__control_silent_ns(world->control.plane);
+}
+
+bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid) {
+    const dtr__control *c = world->control.plane;
+    if (c == NULL) {
+        return false;
+    }
+    *host = c->offer[world_rank].host;
+    *pid = c->offer[world_rank].pid;
+    return true;
+}

@@ -1,0 +1,78 @@
+/* The control plane between nodes: what the ranks of other nodes do, and that they have died, over
+ * TCP between one acting rank of each node and the others. Lives on the watchdog threads and calls
+ * no MPI after world creation. docs/internals/between-nodes.md says how. */
+#ifndef DTR_RT_CONTROL_H
+#define DTR_RT_CONTROL_H
+
+#include "base/world.h"
+#include "recorder/recording.h"
+
+enum {
+    DTR__REPORT_GROUPS = 12,
+    DTR__REPORT_BEFORE = 8,
+    DTR__REPORT_TEXT = 720,
+    DTR__RANK_FAILURE_TEXT = 1100
+};
+
+/* What a rank does, as its node has reported it. Sent as it is: no pointers, whole words. */
+typedef struct dtr__rank_report {
+    int64_t seen_ns; /* when it came, on this host's clock */
+    int32_t rank;    /* of the world */
+    uint32_t n_groups;
+    uint64_t in_uid, in_seq; /* group and number of what it is inside or gave up; 0: nothing */
+    uint64_t in_over;        /* 1: it gave it up */
+    struct {
+        uint64_t uid, seq; /* newest collective entered */
+    } group[DTR__REPORT_GROUPS];
+    dtr__called called;                     /* the collective it is inside, else the last one */
+    dtr__called before[DTR__REPORT_BEFORE]; /* those of its group before that, newest first */
+    dtr__called message;                    /* one of those that dtr__record_message knows */
+    char doing[DTR__REPORT_TEXT];           /* as dtr__recording_doing says it */
+} dtr__rank_report;
+_Static_assert(sizeof(dtr__rank_report) % sizeof(uint64_t) == 0, "kept word by word");
+
+typedef struct dtr__control dtr__control;
+/* Called for failed ranks of other nodes, on the watchdog thread; it must not block. */
+typedef void (*dtr__control_rank_failed)(dtr_world *world, int world_rank, dtr_status status,
+                                         const char *text);
+
+/* Collective over the world. Where there is one node, DTR_CONTROL_MS is 0 anywhere or no socket can
+ * be made (one warning), the world does without. Only MPI and memory can fail. */
+dtr_status dtr__control_open(dtr_world *world);
+void dtr__control_close(dtr_world *world);
+
+/* ---- the watchdog's; each does nothing where the world does without ---- */
+int dtr__control_fd(const dtr_world *world); /* readable when there is something to do; -1: none */
+void dtr__control_round(dtr_world *world, dtr__control_rank_failed rank_failed);
+void dtr__control_report_failure(dtr_world *world, int world_rank); /* of this node */
+void dtr__control_report_dump(dtr_world *world, const char *cause);
+void dtr__control_rest(dtr_world *world);  /* the thread ends */
+void dtr__control_leave(dtr_world *world); /* it has ended: say goodbye */
+
+/* ---- any thread ---- */
+void dtr__control_ended(dtr_world *world); /* all ranks have agreed to end: silence is no failure */
+bool dtr__control_serves(const dtr_world *world); /* there is one, and its thread runs */
+void dtr__control_wake(const dtr_world *world);   /* there is something to report */
+/* The newest report of a rank of another node; false: none. */
+bool dtr__control_report_of(const dtr_world *world, int world_rank, dtr__rank_report *out);
+bool dtr__control_old(const dtr_world *world,
+                      const dtr__rank_report *d); /* newer ones are missing */
+/* Host and process of any rank; false: not known. */
+bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid);
+
+/* ---- what a report is made from and kept in (control/report.c) ---- */
+/* False where the rank, of this node, cannot be seen. */
+bool dtr__rank_report_make(const dtr_world *world, int world_rank, dtr__rank_report *d);
+
+/* One per rank of a node, in zeroed memory that the node shares: written by its owner only. */
+typedef struct dtr__board dtr__board;
+size_t dtr__board_bytes(int n_ranks);
+void dtr__board_put(dtr__board *b, int world_rank, const dtr__rank_report *d);
+bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d);
+/* The first counts. */
+void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, const char *text);
+/* NULL: none. */
+const char *dtr__board_failure(const dtr__board *b, int world_rank, dtr_status *status);
+uint32_t dtr__board_failures(const dtr__board *b); /* how many */
+
+#endif /* DTR_RT_CONTROL_H */

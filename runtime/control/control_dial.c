@@ -1,0 +1,177 @@
+/* Dialing: the acting rank of a node, the lowest whose watchdog beats, dials one rank of every node
+ * with a higher number. A rank that has lost a connection dials the other one again, which shows
+ * whether that rank is still there. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "control_internal.h"
+
+enum { ALL_TRIED = 1000 }; /* for node.address */
+
+/* ---- what comes of it ---- */
+
+/* This process's own want, which says nothing of the other one. */
+static bool is_own_want(int code) {
+    return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
+}
+
+/* The kernel of its host has taken the connection: a process has the port open. */
+bool dtr__control_is_listening(const dtr__link *l) {
+    return l != NULL && l->dialed && !l->connecting;
+}
+
+/* Another rank, or another address of this one, next time. Nobody listens there any more only where
+ * the kernel of the host says so to the attempt to connect, at the address at which the rank has
+ * been reached before; one of its other addresses may be that of another host. */
+void dtr__control_dial_failed(dtr_world *world, const dtr__link *l, int code, int64_t now) {
+    dtr__control *c = world->control.plane;
+    node *n = &c->node[world->node_of[l->rank]];
+    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&c->known[l->rank]);
+    const bool refused = code == ECONNREFUSED && l->connecting;
+    snprintf(n->why, sizeof n->why, "%.60s", code != 0 ? strerror(code) : "refused by a stranger");
+    n->call = NULL;
+    n->dial_ns = now + (c->suspect_ns[l->rank] != 0 ? 0 : 200 * MS);
+    if (is_own_want(code)) {
+        n->dial_ns = now + 200 * MS;
+        c->suspect_ns[l->rank] = c->suspect_ns[l->rank] != 0 ? now : 0;
+        return;
+    }
+    if (dtr__control_is_listening(l) && code == ETIME && c->suspect_ns[l->rank] != 0) {
+        c->suspect_ns[l->rank] = now; /* it is there: stopped, or without descriptors */
+    }
+    n->n_tried++;
+    n->n_refused += refused;
+    n->refuses = known ? n->refuses || (refused && n->address == 0) : n->n_refused == n->n_tried;
+    n->address = known && n->refuses ? ALL_TRIED : n->address + 1;
+}
+
+/* The next one is dialed from its first address on. */
+void dtr__control_forget_tries(node *n) {
+    n->address = n->n_tried = n->n_refused = 0;
+    n->refuses = false;
+}
+
+/* ---- dialing ---- */
+
+/* The lowest local rank whose watchdog beats. */
+static bool is_acting(const dtr_world *world, const dtr__control *c, int64_t now) {
+    for (int i = 0; i < world->local_rank && !c->alone; i++) {
+        if (dtr__peer_beats(world, i, now - 2 * dtr__control_silent_ns(c))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The first is the one that has worked. */
+static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr *address,
+                       uint16_t *port) {
+    const dtr__control *c = world->control.plane;
+    const offer *to = &c->offer[rank];
+    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&c->known[rank]);
+    const bool here = dtr__control_same_machine(world, to);
+    *port = to->port[0];
+    if (known && i == 0) {
+        *address = c->known[rank];
+        for (int k = 0; k < to->n_addresses && k < ADDRESSES; k++) {
+            *port = memcmp(address, &to->address[k], sizeof *address) == 0 ? to->port[k] : *port;
+        }
+        return true;
+    }
+    i -= known;
+    if (here && i == 0) {
+        *address = dtr__link_ipv4(htonl(INADDR_LOOPBACK));
+        return true;
+    }
+    i -= here;
+    if (i >= to->n_addresses || i >= ADDRESSES) {
+        return false;
+    }
+    *address = to->address[i];
+    *port = to->port[i];
+    return true;
+}
+
+/* World rank of a local rank of another node, -1: none. */
+static int rank_at(const dtr_world *world, int n, int local_rank) {
+    for (int r = world->control.plane->node[n].lowest; r < world->size; r++) {
+        if (world->node_of[r] == n && world->local_rank_of[r] == local_rank) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
+    node *n = &c->node[at];
+    struct in6_addr address;
+    uint16_t port = 0;
+    int rank = rank_at(world, at, n->turn);
+    bool worth = rank >= 0 && !c->gone[rank] && !dtr__rank_failed(world, rank) && !c->refused[rank];
+    if (!worth || !address_of(world, rank, n->address, &address, &port)) {
+        if (rank >= 0) {
+            c->refused[rank] |= worth && n->refuses;
+        }
+        dtr__control_forget_tries(n);
+        n->turn = (n->turn + 1) % n->n_ranks;
+        if (n->turn == 0) { /* all have been tried */
+            n->dial_ns = now + 500 * MS;
+            for (int r = n->lowest; r < world->size; r++) {
+                c->refused[r] &= world->node_of[r] != at || c->suspect_ns[r] != 0;
+            }
+        }
+        return;
+    }
+    int failure = 0;
+    n->call =
+        dtr__control_add_link(c, dtr__link_dial(&address, port, c->epoll, c->silence_s, &failure));
+    if (n->call != NULL) {
+        n->call->rank = rank;
+    } else {
+        const dtr__link failed = { .rank = rank, .connecting = true };
+        dtr__control_dial_failed(world, &failed, failure, now);
+    }
+}
+
+static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
+    for (int r = c->node[at].lowest; c->n_suspects > 0 && r < world->size; r++) {
+        if (world->node_of[r] == at && c->suspect_ns[r] != 0 && !c->refused[r]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void warn_of_unmet(dtr_world *world, node *n, int at) {
+    const offer *o = &world->control.plane->offer[n->lowest];
+    n->warned = true;
+    DTR_WARN(world,
+             "node %d (host %s) cannot be reached over TCP (%s): what its ranks do and that they "
+             "have died is not seen from here. Let ranks connect to each other's ports, or name "
+             "the network in DTR_CONTROL_INTERFACE",
+             at, o->host, n->why[0] != '\0' ? n->why : "no address");
+}
+
+void dtr__control_dial_nodes(dtr_world *world, dtr__control *c, int64_t now) {
+    bool acting = is_acting(world, c, now);
+    for (int at = 0; at < world->node_count && !atomic_load(&c->ended); at++) {
+        node *n = &c->node[at];
+        bool silent = n->link == NULL || now - n->link->received_ns > dtr__control_silent_ns(c);
+        bool mine = (at > world->node && acting) || has_suspect(world, c, at);
+        if (at == world->node || !silent || !mine || n->call != NULL || now < n->dial_ns) {
+            continue;
+        }
+        n->first_ns = n->first_ns != 0 ? n->first_ns : now;
+        if (n->link != NULL && n->turn == world->local_rank_of[n->link->rank]) {
+            n->turn = (n->turn + 1) % n->n_ranks;
+        }
+        if (n->link == NULL || n->n_ranks > 1) {
+            dial(world, c, at, now);
+        }
+        if (!n->met && !n->warned && now - n->first_ns > NEVER_MET_NS) {
+            warn_of_unmet(world, n, at);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+/* What the files of the control plane share: control/control.c opens and closes it,
+ * control/control_talk.c is its work on the watchdog thread. */
+#ifndef DTR_RT_CONTROL_INTERNAL_H
+#define DTR_RT_CONTROL_INTERNAL_H
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mpi.h"
+#include "base/world.h"
+#include "control/peers.h"
+#include "control/vote.h"
+#include "link.h"
+
+#define MS INT64_C(1000000)
+enum {
+    ADDRESSES = 6,
+    STRANGERS_MOST = 64,   /* connections that have proved nothing, beside one per node */
+    ACCEPTED_MOST = 256,   /* in one round */
+    REPORTS_PER_ROUND = 16 /* links that get the full report in one period */
+};
+#define DETAILS_NS \
+    (1000 * MS) /* how long the failure of a rank waits for what its node knows of it */
+#define STRANGER_NS (5000 * MS) /* however much they say */
+#define REST_NS (200 * MS)      /* of listening, when there is no descriptor or memory */
+#define NEVER_MET_NS (10000 * MS)
+#define EARLY_NS (30000 * MS) /* how long a failure record waits for its group to be made here */
+
+/* What a rank sends the others at world creation. */
+typedef struct offer {
+    uint32_t pid;
+    bool takes_part;
+    bool any;  /* listens on all addresses, loopback among them, at port[0] */
+    bool hmac; /* built with */
+    uint16_t n_addresses;
+    uint16_t port[ADDRESSES];
+    struct in6_addr address[ADDRESSES];
+    uint64_t machine; /* equal where loopback leads from one to the other */
+    char host[64];
+} offer;
+
+typedef struct node {
+    dtr__link *link;        /* with one of its ranks, the newest; NULL: none */
+    dtr__link *call;        /* being dialed */
+    int turn, address;      /* local rank and its address to be dialed next */
+    int n_tried, n_refused; /* of the addresses of that rank */
+    int n_ranks, lowest;    /* world rank */
+    int64_t dial_ns;        /* not before */
+    int64_t first_ns;       /* this rank has tried since then; 0: it never had to */
+    bool refuses;           /* the rank that is being dialed does: see control_dial.c */
+    bool met, warned;       /* there was a connection; its absence has been reported */
+    char why[64];           /* of the last failure */
+} node;
+
+/* A failure record of a group that no rank of this node has yet: its members elsewhere may be out
+ * of the creation before those here. until_ns 0: none. */
+typedef struct early_record {
+    dtr__failure_record record;
+    int node; /* that sent it */
+    int64_t until_ns;
+} early_record;
+
+/* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
+struct dtr__control {
+    offer *offer; /* [world size] */
+    unsigned char key[DTR__KEY_BYTES];
+    bool hmac; /* proofs are made with it; else they are the key itself */
+    int epoll, listener[ADDRESSES], n_listeners;
+    int64_t rest_until_ns; /* no connection is taken; 0: they are */
+    int wake;              /* eventfd: another thread has something to report; open to the end */
+    _Atomic bool serves;   /* rounds are made */
+    uint64_t *sent_votes;  /* [local size][DTR__VOTE_ENTRIES] by the number they had */
+    early_record early[DTR__FAILURE_RECORDS];
+    int64_t period_ns, beat_ns; /* beat: the next one */
+    int64_t round_ns;           /* the last one */
+    double silence_s;
+    _Atomic bool ended;  /* all ranks have agreed to end the world */
+    bool alone;          /* the node shares no memory: each of its ranks acts for itself */
+    dtr__board *board;   /* own, of dtr__arena_alloc unless alone; see control/report.c */
+    dtr__board **boards; /* [local size], NULL: not to be seen */
+    uint32_t *read;      /* [local size] failures of that board that have been passed on */
+    char dump[DTR__WIRE_DUMP_TEXT]; /* why this rank has asked other nodes for dumps; "": it has not
+                                     */
+    dtr__link *links;
+    int n_links, turn;      /* of the links that get a report */
+    node *node;             /* [node count] */
+    int64_t *suspect_ns;    /* [world size] its connection ended without LEAVE; 0: no */
+    bool *refused;          /* [world size] and its port refuses */
+    struct in6_addr *known; /* [world size] where its port has been reached; all 0: nowhere yet */
+    bool *gone;             /* [world size] it has left in order */
+    int n_suspects;
+    dtr__control_rank_failed rank_failed; /* of the round that is being made */
+};
+
+/* After so long without a message another rank of that node is tried. */
+static inline int64_t dtr__control_silent_ns(const dtr__control *c) {
+    return 2 * c->period_ns + 200 * MS;
+}
+
+static inline dtr__control *dtr__control_in_use(const dtr_world *world) {
+    dtr__control *c = world->control.plane;
+    return c != NULL && c->epoll >= 0 ? c : NULL;
+}
+
+static inline bool dtr__control_theirs(const dtr_world *world, const dtr__link *l, int32_t rank) {
+    return rank >= 0 && rank < world->size && world->node_of[rank] == world->node_of[l->rank];
+}
+
+/* Loopback leads to ranks of the same host and network namespace only. */
+static inline bool dtr__control_same_machine(const dtr_world *world, const offer *to) {
+    return to->any && to->machine == world->control.plane->offer[world->rank].machine;
+}
+
+void dtr__control_free_links(dtr__control *c);
+void dtr__control_close_sockets(dtr__control *c);
+
+/* ---- control/control_greet.c ---- */
+dtr__link *dtr__control_add_link(dtr__control *c, dtr__link *l); /* l, which may be NULL */
+void dtr__control_accept(const dtr_world *world, dtr__control *c, int64_t now);
+void dtr__control_end_rest(dtr__control *c, int64_t now);
+void dtr__control_send_hello(const dtr_world *world, dtr__link *l);
+/* A message before the proof. True when the other side has proved who it is just now. */
+bool dtr__control_greet(const dtr_world *world, dtr__link *l, dtr__wire_kind kind, const void *data,
+                        size_t nbytes);
+
+/* ---- control/control_dial.c ---- */
+/* The kernel of its host has taken the connection: a process has the port open. */
+bool dtr__control_is_listening(const dtr__link *l);
+void dtr__control_dial_failed(dtr_world *world, const dtr__link *l, int code, int64_t now);
+void dtr__control_forget_tries(node *n); /* the next one is dialed from its first address on */
+void dtr__control_dial_nodes(dtr_world *world, dtr__control *c, int64_t now);
+
+/* ---- control/control_propagate.c ---- */
+void dtr__control_propagate_votes(dtr_world *world, dtr__control *c);
+void dtr__control_receive_early(dtr_world *world, dtr__control *c, int64_t now);
+void dtr__control_receive_vote(dtr_world *world, const dtr__link *l, const void *data,
+                               size_t nbytes);
+
+#endif /* DTR_RT_CONTROL_INTERNAL_H */

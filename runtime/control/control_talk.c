@@ -1,0 +1,445 @@
+/* The control plane at work: who talks to whom, and when a rank of another node is dead.
+ *
+ * A rank with a connection reports all ranks of its node over it (control_dial.c makes them). What
+ * comes in is put on the rank's own board, which the other ranks of its node read. A connection
+ * that ends without LEAVE makes its rank suspect; it is dead if its port refuses another
+ * connection. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "control_internal.h"
+
+/* ---- ranks that fail ---- */
+
+static void lose(dtr_world *world, int rank, dtr_status status, const char *text) {
+    dtr__control *c = world->control.plane;
+    if (!dtr__rank_failed(world, rank) && !atomic_load(&c->ended)) {
+        dtr__board_put_failure(c->board, rank, status, text);
+        c->rank_failed(world, rank, status, text);
+    }
+}
+
+static void clear_suspicion(dtr__control *c, int rank) {
+    c->n_suspects -= c->suspect_ns[rank] != 0;
+    c->suspect_ns[rank] = 0;
+    c->refused[rank] = false;
+}
+
+/* Its node has not reported what became of it. */
+static void lose_suspect(dtr_world *world, int rank, int64_t now) {
+    const offer *o = &world->control.plane->offer[rank];
+    dtr__rank_report d;
+    char text[DTR__RANK_FAILURE_TEXT];
+    if (dtr__control_report_of(world, rank, &d)) {
+        snprintf(
+            text, sizeof text,
+            "rank %d (host %s, pid %u) died or ended without dtr_world_destroy: its connection "
+            "has ended; %.1f s before it was reported: %s",
+            rank, o->host, o->pid, (double)(now - d.seen_ns) * 1e-9, d.doing);
+    } else {
+        snprintf(
+            text, sizeof text,
+            "rank %d (host %s, pid %u) died or ended without dtr_world_destroy: its connection "
+            "has ended",
+            rank, o->host, o->pid);
+    }
+    lose(world, rank, DTR_ERR_REMOTE, text);
+}
+
+/* The kernel has given up waiting for its host. */
+static void lose_node(dtr_world *world, int n, const char *why) {
+    dtr__control *c = world->control.plane;
+    char text[DTR__RANK_FAILURE_TEXT];
+    for (int r = 0; r < world->size; r++) {
+        if (world->node_of[r] == n && !c->gone[r]) {
+            snprintf(text, sizeof text,
+                     "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
+                     "%g s (%s)",
+                     r, c->offer[r].host, c->offer[r].pid, n, c->offer[r].host, c->silence_s, why);
+            lose(world, r, DTR_ERR_REMOTE, text);
+        }
+    }
+}
+
+static void send_failure(dtr_world *world, dtr__link *l, int rank) {
+    dtr__wire_rank_failure d = { .rank = rank,
+                                 .status = (int32_t)dtr__rank_failure_status(world, rank) };
+    snprintf(d.text, sizeof d.text, "%s", dtr__rank_failure(world, rank));
+    dtr__link_send(l, DTR__WIRE_RANK_FAILURE, &d, sizeof d);
+}
+
+void dtr__control_report_failure(dtr_world *world, int world_rank) {
+    dtr__control *c = dtr__control_in_use(world);
+    for (dtr__link *l = c != NULL ? c->links : NULL; l != NULL; l = l->next) {
+        if (l->greeted) {
+            send_failure(world, l, world_rank);
+        }
+    }
+}
+
+static void send_dump(const dtr__control *c, dtr__link *l) {
+    dtr__link_send(l, DTR__WIRE_DUMP, c->dump, sizeof c->dump);
+}
+
+void dtr__control_report_dump(dtr_world *world, const char *cause) {
+    dtr__control *c = dtr__control_in_use(world);
+    if (c == NULL) {
+        return;
+    }
+    memset(c->dump, 0, sizeof c->dump);
+    snprintf(c->dump, sizeof c->dump, "%s", cause);
+    for (dtr__link *l = c->links; l != NULL; l = l->next) {
+        if (l->greeted) {
+            send_dump(c, l);
+        }
+    }
+}
+
+/* What other ranks of this node have received. */
+static void read_boards(dtr_world *world, dtr__control *c) {
+    for (int i = 0; i < world->local_size; i++) {
+        uint32_t failures = c->boards[i] != NULL ? dtr__board_failures(c->boards[i]) : 0;
+        for (int r = 0; failures != c->read[i] && r < world->size; r++) {
+            dtr_status status;
+            const char *text = dtr__board_failure(c->boards[i], r, &status);
+            if (text != NULL && world->node_of[r] != world->node) {
+                lose(world, r, status, text);
+            }
+        }
+        c->read[i] = failures;
+    }
+}
+
+/* ---- messages ---- */
+
+static void say_leave(dtr__link *l, dtr__wire_leave how) {
+    const uint64_t reason = how;
+    dtr__link_send(l, DTR__WIRE_LEAVE, &reason, sizeof reason);
+    l->left = true;
+}
+
+static bool is_loopback(const struct in6_addr *a) {
+    return IN6_IS_ADDR_LOOPBACK(a) || (IN6_IS_ADDR_V4MAPPED(a) && a->s6_addr[12] == 127);
+}
+
+/* A new connection takes the place of one that has fallen silent. */
+static void use_link(dtr__control *c, node *n, dtr__link *l) {
+    if (n->link != NULL && n->link != l &&
+        l->received_ns - n->link->received_ns > dtr__control_silent_ns(c)) {
+        say_leave(n->link, DTR__LEAVE_SWITCH);
+        dtr__link_close(n->link, 0);
+    }
+    n->call = n->call == l ? NULL : n->call;
+    n->link = l;
+    n->met = true;
+    c->beat_ns = 0; /* a report at once */
+}
+
+/* Where its port can be reached: what this rank has dialed, or an address of its own offer. */
+static void note_address(const dtr_world *world, dtr__control *c, const dtr__link *l) {
+    const offer *o = &c->offer[l->rank];
+    bool offered = l->dialed || (dtr__control_same_machine(world, o) && is_loopback(&l->address));
+    for (int i = 0; i < o->n_addresses && i < ADDRESSES && !offered; i++) {
+        offered = memcmp(&o->address[i], &l->address, sizeof l->address) == 0;
+    }
+    if (offered) {
+        c->known[l->rank] = l->address;
+    }
+}
+
+/* It has proved who it is. */
+static void welcome(dtr_world *world, dtr__link *l) {
+    dtr__control *c = world->control.plane;
+    note_address(world, c, l);
+    clear_suspicion(c, l->rank);
+    memset(c->sent_votes, 0, (size_t)world->local_size * DTR__VOTE_ENTRIES * sizeof *c->sent_votes);
+    use_link(c, &c->node[world->node_of[l->rank]], l);
+    for (int i = 0; i < world->local_size; i++) {
+        if (dtr__rank_failed(world, world->local_world[i])) {
+            send_failure(world, l, world->local_world[i]);
+        }
+    }
+    if (c->dump[0] != '\0') { /* it failed before this connection was there */
+        send_dump(c, l);
+    }
+}
+
+static void take_digest(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
+    dtr__rank_report d;
+    if (nbytes != sizeof d) {
+        return;
+    }
+    memcpy(&d, data, sizeof d);
+    if (dtr__control_theirs(world, l, d.rank) && d.n_groups <= DTR__REPORT_GROUPS) {
+        d.seen_ns = l->received_ns;
+        d.doing[sizeof d.doing - 1] = '\0';
+        dtr__board_put(world->control.plane->board, d.rank, &d);
+    }
+}
+
+static void take_failure(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
+    dtr__wire_rank_failure d;
+    if (nbytes != sizeof d) {
+        return;
+    }
+    memcpy(&d, data, sizeof d);
+    if (dtr__control_theirs(world, l, d.rank)) {
+        d.text[DTR__RANK_FAILURE_TEXT - 1] = '\0';
+        clear_suspicion(world->control.plane, d.rank);
+        lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text);
+    }
+}
+
+static void take_leave(dtr__control *c, dtr__link *l, const void *data, size_t nbytes) {
+    uint64_t how = 0;
+    if (nbytes == sizeof how) {
+        memcpy(&how, data, sizeof how);
+        l->left = true;
+        c->gone[l->rank] |= how != DTR__LEAVE_SWITCH;
+        if (how == DTR__LEAVE_WORLD) {
+            atomic_store(&c->ended, true);
+        }
+    }
+}
+
+static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data, size_t nbytes) {
+    dtr_world *world = arg;
+    if (!l->greeted) {
+        if (dtr__control_greet(world, l, kind, data, nbytes)) {
+            welcome(world, l);
+        }
+    } else if (kind == DTR__WIRE_REPORT) {
+        take_digest(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_RANK_FAILURE) {
+        take_failure(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_DUMP && nbytes == DTR__WIRE_DUMP_TEXT) {
+        dtr__rec_remote_failure(world, data);
+    } else if (kind == DTR__WIRE_VOTE) {
+        dtr__control_receive_vote(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_LEAVE) {
+        take_leave(world->control.plane, l, data, nbytes);
+    }
+}
+
+/* ---- connections ---- */
+
+static bool host_is_silent(int code) {
+    return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH || code == EHOSTDOWN ||
+           code == ENETDOWN;
+}
+
+static void link_ended(dtr_world *world, dtr__link *l, int64_t now) {
+    dtr__control *c = world->control.plane;
+    if (l->rank < 0) {
+        return; /* a stranger */
+    }
+    node *n = &c->node[world->node_of[l->rank]];
+    if (!l->greeted) {
+        if (n->call == l) {
+            dtr__control_dial_failed(world, l, l->failure, now);
+        }
+        return;
+    }
+    if (n->link == l) {
+        n->link = NULL;
+        for (dtr__link *other = c->links; other != NULL; other = other->next) {
+            bool same = other->fd >= 0 && other->greeted &&
+                        world->node_of[other->rank] == world->node_of[l->rank];
+            n->link = same ? other : n->link;
+        }
+        n->dial_ns = 0;
+        n->turn = world->local_rank_of[l->rank]; /* the same one first: it may be alive */
+        dtr__control_forget_tries(n);
+    }
+    if (l->left || atomic_load(&c->ended)) {
+        return;
+    }
+    if (host_is_silent(l->failure)) {
+        if (n->link == NULL) {
+            lose_node(world, world->node_of[l->rank], strerror(l->failure));
+        }
+    } else if (c->suspect_ns[l->rank] == 0) {
+        c->suspect_ns[l->rank] = now;
+        c->n_suspects++;
+    }
+}
+
+/* Forget the closed ones; strangers that say nothing are closed first. */
+static void sweep(dtr_world *world, dtr__control *c, int64_t now) {
+    for (dtr__link *l = c->links; l != NULL; l = l->next) {
+        if (l->fd >= 0 && !l->greeted && now - l->since_ns > STRANGER_NS) {
+            dtr__link_close(l, ETIME);
+        }
+    }
+    for (dtr__link **at = &c->links; *at != NULL;) {
+        dtr__link *l = *at;
+        if (l->fd >= 0) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        c->n_links--;
+        link_ended(world, l, now);
+        dtr__link_free(l);
+    }
+}
+
+static void handle_events(dtr_world *world, dtr__control *c) {
+    struct epoll_event event[32];
+    int n = epoll_wait(c->epoll, event, 32, 0);
+    for (int i = 0; i < n; i++) {
+        dtr__link *l = event[i].data.ptr;
+        if (event[i].data.ptr == c) {
+            uint64_t times;
+            (void)!read(c->wake, &times, sizeof times);
+            continue;
+        }
+        if (l == NULL) {
+            dtr__control_accept(world, c, dtr__now_ns());
+            continue;
+        }
+        if (l->connecting) {
+            dtr__link_connected(l);
+            if (l->fd >= 0) {
+                dtr__control_send_hello(world, l);
+            }
+        }
+        dtr__link_flush(l);
+        dtr__link_read(l, take, world);
+    }
+}
+
+/* ---- suspects ---- */
+
+/* A suspect whose port refuses is dead: at once where nobody else could say more. */
+static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
+    for (int r = 0; r < world->size && c->n_suspects > 0; r++) {
+        if (c->suspect_ns[r] == 0) {
+            continue;
+        }
+        const node *n = &c->node[world->node_of[r]];
+        bool waited = n->n_ranks == 1 || now - c->suspect_ns[r] > DETAILS_NS;
+        if (dtr__rank_failed(world, r) || c->gone[r] || atomic_load(&c->ended)) {
+            clear_suspicion(c, r);
+        } else if ((c->refused[r] && waited) ||
+                   ((double)(now - c->suspect_ns[r]) * 1e-9 > c->silence_s &&
+                    !(dtr__control_is_listening(n->call) && n->call->rank == r))) {
+            lose_suspect(world, r, now);
+            clear_suspicion(c, r);
+        }
+    }
+}
+
+/* ---- rounds ---- */
+
+static dtr__rank_report *make_reports(const dtr_world *world, size_t *n) {
+    dtr__rank_report *d = calloc((size_t)world->local_size, sizeof *d);
+    *n = 0;
+    for (int i = 0; d != NULL && i < world->local_size; i++) {
+        int rank = world->local_world[i];
+        if (!dtr__rank_failed(world, rank)) {
+            *n += dtr__rank_report_make(world, rank, &d[*n]);
+        }
+    }
+    return d;
+}
+
+/* To a link that says nothing, or takes nothing, only the beat goes, and rarely: what a stopped
+ * process does not read must not fill its window, which would look like a host that is gone. */
+static void report(dtr_world *world, dtr__control *c, int64_t now) {
+    size_t n = 0;
+    int i = 0;
+    const int from = c->turn;
+    dtr__rank_report *d = c->links != NULL ? make_reports(world, &n) : NULL;
+    for (dtr__link *l = c->links; l != NULL; l = l->next) {
+        bool silent = now - l->received_ns > dtr__control_silent_ns(c);
+        if (!l->greeted || l->n_out > 0 || (silent && now % (16 * c->period_ns) > c->period_ns)) {
+            continue;
+        }
+        dtr__link_send(l, DTR__WIRE_BEAT, NULL, 0);
+        i++;
+        if (silent || i <= from || i > from + REPORTS_PER_ROUND) {
+            continue;
+        }
+        for (size_t k = 0; k < n; k++) {
+            dtr__link_send(l, DTR__WIRE_REPORT, &d[k], sizeof d[k]);
+        }
+    }
+    c->turn = i > from + REPORTS_PER_ROUND ? from + REPORTS_PER_ROUND : 0;
+    free(d);
+}
+
+/* A process that was stopped puts off what it would have done by now: nobody has become silent for
+ * it, or is dead because he could not be reached. */
+static void leave_out_stop(const dtr_world *world, dtr__control *c, int64_t now) {
+    const int64_t ns = c->round_ns != 0 ? dtr__hidden_since(c->round_ns) : 0;
+    c->round_ns = now;
+    if (ns == 0) {
+        return;
+    }
+    for (int r = 0; r < world->size; r++) {
+        c->suspect_ns[r] += c->suspect_ns[r] != 0 ? ns : 0;
+    }
+    for (dtr__link *l = c->links; l != NULL; l = l->next) {
+        l->since_ns += ns;
+        l->received_ns += ns;
+    }
+    for (int at = 0; at < world->node_count; at++) {
+        c->node[at].first_ns += c->node[at].first_ns != 0 ? ns : 0;
+    }
+    for (int i = 0; i < DTR__FAILURE_RECORDS; i++) {
+        c->early[i].until_ns += c->early[i].until_ns != 0 ? ns : 0;
+    }
+}
+
+int dtr__control_fd(const dtr_world *world) {
+    const dtr__control *c = dtr__control_in_use(world);
+    return c != NULL ? c->epoll : -1;
+}
+
+void dtr__control_round(dtr_world *world, dtr__control_rank_failed rank_failed) {
+    dtr__control *c = dtr__control_in_use(world);
+    if (c == NULL) {
+        return;
+    }
+    c->rank_failed = rank_failed;
+    atomic_store(&c->serves, true);
+    leave_out_stop(world, c, dtr__now_ns());
+    handle_events(world, c);
+    int64_t now = dtr__now_ns();
+    sweep(world, c, now);
+    dtr__control_end_rest(c, now);
+    read_boards(world, c);
+    dtr__control_dial_nodes(world, c, now);
+    judge_suspects(world, c, now);
+    dtr__control_propagate_votes(world, c);
+    if (now >= c->beat_ns) {
+        c->beat_ns = now + c->period_ns;
+        dtr__control_receive_early(world, c, now);
+        report(world, c, now);
+    }
+}
+
+void dtr__control_rest(dtr_world *world) {
+    if (world->control.plane != NULL) {
+        atomic_store(&world->control.plane->serves, false);
+    }
+}
+
+void dtr__control_leave(dtr_world *world) {
+    dtr__control *c = dtr__control_in_use(world);
+    for (dtr__link *l = c != NULL ? c->links : NULL; l != NULL; l = l->next) {
+        if (l->greeted) {
+            say_leave(l, atomic_load(&c->ended) ? DTR__LEAVE_WORLD : DTR__LEAVE_RANK);
+        }
+    }
+    if (c != NULL) {
+        dtr__control_free_links(c);
+        dtr__control_close_sockets(c);
+    }
+}

@@ -1,0 +1,95 @@
+/* Connections of the control plane: bounded messages over non-blocking TCP sockets. Everything here
+ * belongs to the watchdog thread of one world, and to the thread that opens or closes the world. */
+#ifndef DTR_RT_LINK_H
+#define DTR_RT_LINK_H
+
+#include <netinet/in.h>
+
+#include "control/control.h"
+#include "control/vote.h"
+#include "proof.h"
+
+typedef enum dtr__wire_kind {
+    DTR__WIRE_HELLO = 1,    /* hello: the dialer's first */
+    DTR__WIRE_CHALLENGE,    /* nonce: the listener's answer */
+    DTR__WIRE_PROOF,        /* proof: the dialer's, then the listener's; all else comes after it */
+    DTR__WIRE_BEAT,         /* nothing */
+    DTR__WIRE_REPORT,       /* dtr__rank_report */
+    DTR__WIRE_RANK_FAILURE, /* failure: of a rank of the sender's node */
+    DTR__WIRE_DUMP,         /* text, ends in 0: what broke a group on the sender's node */
+    DTR__WIRE_VOTE,         /* dtr__vote as far as its text goes: of a rank of the sender's node */
+    DTR__WIRE_LEAVE,        /* uint64_t, a dtr__wire_leave: the sender closes the connection */
+} dtr__wire_kind;
+
+typedef enum dtr__wire_leave {
+    DTR__LEAVE_SWITCH = 1, /* for a connection to another rank of that node */
+    DTR__LEAVE_RANK,       /* its world is destroyed */
+    DTR__LEAVE_WORLD       /* the same, and all ranks have agreed to it */
+} dtr__wire_leave;
+
+/* Eight bytes in front of every message. */
+typedef struct dtr__wire_head {
+    uint32_t nbytes; /* of what follows */
+    uint32_t kind;
+} dtr__wire_head;
+
+typedef struct dtr__wire_hello {
+    uint64_t magic; /* also tells another byte order */
+    int32_t rank;
+    uint32_t version; /* of the library */
+    unsigned char nonce[DTR__NONCE_BYTES];
+} dtr__wire_hello;
+
+typedef struct dtr__wire_rank_failure {
+    int32_t rank, status; /* DTR_ERR_REMOTE; DTR_ERR_TIMEOUT: it lives but does not move */
+    char text[DTR__RANK_FAILURE_TEXT + 4];
+} dtr__wire_rank_failure;
+
+enum { DTR__WIRE_DUMP_TEXT = 256 };
+enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
+_Static_assert(sizeof(dtr__vote) <= DTR__WIRE_MOST, "it travels whole");
+#define DTR__WIRE_MAGIC UINT64_C(0x3230746e6f436474)
+
+typedef struct dtr__link {
+    struct dtr__link *next; /* in the control plane's list */
+    int fd;                 /* -1: closed, to be freed */
+    int epoll;
+    int rank;    /* of the world, proved or dialed; -1: a stranger */
+    int claimed; /* rank that a stranger claims to be; -1: none yet */
+    bool dialed, connecting, left, waits_to_write;
+    bool greeted;                  /* the other side has proved who it is */
+    struct in6_addr address;       /* dialed, or of the other side */
+    dtr__proof_of proof;           /* what both have sent before that */
+    int failure;                   /* errno of the end; 0: closed by the other side */
+    int64_t since_ns, received_ns; /* made; last message */
+    size_t n_in, n_out, cap_out;
+    char *out; /* what the socket has not taken yet */
+    char in[sizeof(dtr__wire_head) + DTR__WIRE_MOST];
+} dtr__link;
+
+/* `silence_s`: after how long without an answer of its host the kernel gives the connection up. */
+dtr__link *dtr__link_accept(int listener, int epoll, double silence_s);
+dtr__link *dtr__link_dial(const struct in6_addr *address, uint16_t port, int epoll,
+                          double silence_s, int *failure);
+/* The connection of a dialed link is there or has failed. */
+void dtr__link_connected(dtr__link *l);
+/* Queues a message; what cannot be queued is lost, and the next report makes up for it. */
+void dtr__link_send(dtr__link *l, dtr__wire_kind kind, const void *data, size_t nbytes);
+void dtr__link_flush(dtr__link *l);
+/* Reads what is there; calls `take` for each message. Afterwards fd is -1 if that was the end. */
+typedef void (*dtr__link_take)(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
+                               size_t nbytes);
+void dtr__link_read(dtr__link *l, dtr__link_take take, void *arg);
+void dtr__link_close(dtr__link *l, int failure);
+void dtr__link_free(dtr__link *l);
+
+/* A listening socket on that address, or on any (NULL) of both families where there are two, and on
+ * any port; -1 with errno. To be closed by dtr__private_fd_close. */
+int dtr__link_listen(const struct in6_addr *address, uint16_t *port);
+/* Addresses of this host's interfaces that are up, without loopback and those that are good for one
+ * link only; IPv4 first, as IPv6 writes it. Only that interface if one is named, be it loopback's.
+ * Returns how many. */
+int dtr__link_addresses(const char *interface, struct in6_addr *address, int most);
+struct in6_addr dtr__link_ipv4(in_addr_t address); /* ::ffff:a.b.c.d */
+
+#endif /* DTR_RT_LINK_H */

@@ -1,0 +1,238 @@
+/* The CUDA runtime behind the neutral table: the C part of libdtr_cuda. */
+#include <stdio.h>
+#include <string.h>
+
+#include "memory/cuda/cuda_scope.h"
+#include "memory/device.h"
+
+#define ON_DEVICE(device, call)                     \
+    do {                                            \
+        scope scope_;                               \
+        cudaError_t code_ = enter(&scope_, device); \
+        if (code_ == cudaSuccess) {                 \
+            code_ = (call);                         \
+        }                                           \
+        return scope_end(&scope_, code_);           \
+    } while (0)
+
+/* A thread of the library that looks at an event, or frees memory, must not ruin the capture of a
+ * graph by whoever: CUDA forbids such calls to threads that have not said that they know. */
+static enum cudaStreamCaptureMode exchange(enum cudaStreamCaptureMode mode) {
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+#define ANYWHERE(call)                     \
+    do {                                   \
+        scope scope_ = scope_begin();      \
+        return scope_end(&scope_, (call)); \
+    } while (0)
+
+#define ON_DEVICE_RELAXED(device, call)                                            \
+    do {                                                                           \
+        scope scope_;                                                              \
+        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
+        cudaError_t code_ = enter(&scope_, device);                                \
+        if (code_ == cudaSuccess) {                                                \
+            code_ = (call);                                                        \
+        }                                                                          \
+        (void)exchange(mode_);                                                     \
+        return scope_end(&scope_, code_);                                          \
+    } while (0)
+
+#define ANYWHERE_RELAXED(call)                                                     \
+    do {                                                                           \
+        scope scope_ = scope_begin();                                              \
+        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
+        cudaError_t code_ = (call);                                                \
+        (void)exchange(mode_);                                                     \
+        return scope_end(&scope_, code_);                                          \
+    } while (0)
+
+/* ---- facts ---- */
+
+static const char *error_text(int code) {
+    return cudaGetErrorString((cudaError_t)code);
+}
+
+static int runtime_version(int *version) {
+    ANYWHERE(cudaRuntimeGetVersion(version));
+}
+
+static int driver_version(int *version) {
+    ANYWHERE(cudaDriverGetVersion(version));
+}
+
+static int count(int *n) {
+    ANYWHERE(cudaGetDeviceCount(n));
+}
+
+static int facts(int device, dtr__device_facts *f) {
+    struct cudaDeviceProp p;
+    scope s = scope_begin();
+    cudaError_t e = cudaGetDeviceProperties(&p, device);
+    if (e == cudaSuccess) {
+        memset(f, 0, sizeof *f);
+        snprintf(f->name, sizeof f->name, "%.*s", (int)sizeof f->name - 1, p.name);
+        memcpy(f->uuid, p.uuid.bytes, sizeof f->uuid);
+        f->nbytes = p.totalGlobalMem;
+        f->multiprocessors = p.multiProcessorCount;
+        f->major = p.major;
+        f->minor = p.minor;
+        f->pci = (dtr__pci){ p.pciDomainID, p.pciBusID, p.pciDeviceID };
+    }
+    return scope_end(&s, e);
+}
+
+/* ---- memory ---- */
+
+static int device_alloc(int device, size_t nbytes, void **ptr) {
+    ON_DEVICE_RELAXED(device, cudaMalloc(ptr, nbytes > 0 ? nbytes : 1));
+}
+
+static int device_free(int device, void *ptr) {
+    ON_DEVICE_RELAXED(device, cudaFree(ptr));
+}
+
+static int pinned_alloc(size_t nbytes, void **ptr) {
+    ANYWHERE_RELAXED(cudaHostAlloc(ptr, nbytes > 0 ? nbytes : 1, cudaHostAllocPortable));
+}
+
+static int pinned_free(void *ptr) {
+    ANYWHERE_RELAXED(cudaFreeHost(ptr));
+}
+
+static int owner(const void *ptr, int *device) {
+    struct cudaPointerAttributes a;
+    scope s = scope_begin();
+    cudaError_t e = cudaPointerGetAttributes(&a, ptr);
+    if (e == cudaSuccess) {
+        bool owned = a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged;
+        *device = owned ? a.device : -1;
+    }
+    return scope_end(&s, e);
+}
+
+static int copy(int device, void *to, const void *from, size_t nbytes, dtr__copy_kind kind,
+                void *stream) {
+    static const enum cudaMemcpyKind kinds[] = {
+        [DTR__COPY_TO_DEVICE] = cudaMemcpyHostToDevice,
+        [DTR__COPY_TO_HOST] = cudaMemcpyDeviceToHost,
+        [DTR__COPY_ON_DEVICE] = cudaMemcpyDeviceToDevice,
+    };
+    ON_DEVICE(device, cudaMemcpyAsync(to, from, nbytes, kinds[kind], stream));
+}
+
+static int fill(int device, void *ptr, int byte, size_t nbytes, void *stream) {
+    ON_DEVICE(device, cudaMemsetAsync(ptr, byte, nbytes, stream));
+}
+
+/* ---- kernels ---- */
+
+enum { KERNEL_THREADS = 256 };
+extern const void *const dtr__cuda_kernels[];
+
+/* The call returns its own status, where <<<>>> would leave it to cudaGetLastError. */
+static int launch(int device, int kernel, const void *args, unsigned blocks, void *stream) {
+    void *arguments[] = { (void *)(uintptr_t)args };
+    dim3 grid = { .x = blocks, .y = 1, .z = 1 }, block = { .x = KERNEL_THREADS, .y = 1, .z = 1 };
+    ON_DEVICE(device,
+              cudaLaunchKernel(dtr__cuda_kernels[kernel], grid, block, arguments, 0, stream));
+}
+
+/* ---- streams and events ---- */
+
+static cudaError_t new_stream(bool high_priority, cudaStream_t *stream) {
+    int least = 0, greatest = 0;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    return e != cudaSuccess ? e
+                            : cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking,
+                                                           high_priority ? greatest : least);
+}
+
+static int stream_new(int device, bool high_priority, void **stream) {
+    ON_DEVICE(device, new_stream(high_priority, (cudaStream_t *)stream));
+}
+
+static int stream_free(int device, void *stream) {
+    ON_DEVICE(device, cudaStreamDestroy(stream));
+}
+
+static int stream_query(int device, void *stream) {
+    ON_DEVICE_RELAXED(device, cudaStreamQuery(stream));
+}
+
+static int stream_synchronize(int device, void *stream) {
+    ON_DEVICE_RELAXED(device, cudaStreamSynchronize(stream));
+}
+
+static int stream_wait(int device, void *stream, void *event) {
+    ON_DEVICE(device, cudaStreamWaitEvent(stream, event, 0));
+}
+
+static cudaError_t capturing(void *stream, dtr__capture *capture) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t e = cudaStreamIsCapturing(stream, &status);
+    if (e == cudaSuccess) {
+        *capture = status == cudaStreamCaptureStatusNone     ? DTR__NO_CAPTURE
+                   : status == cudaStreamCaptureStatusActive ? DTR__CAPTURING
+                                                             : DTR__CAPTURE_RUINED;
+    }
+    return e;
+}
+
+static int stream_capturing(int device, void *stream, dtr__capture *capture) {
+    ON_DEVICE(device, capturing(stream, capture));
+}
+
+static int event_new(int device, bool timed, void **event) {
+    ON_DEVICE(device, cudaEventCreateWithFlags((cudaEvent_t *)event,
+                                               timed ? cudaEventDefault : cudaEventDisableTiming));
+}
+
+static int event_free(int device, void *event) {
+    ON_DEVICE(device, cudaEventDestroy(event));
+}
+
+static int event_record(int device, void *event, void *stream) {
+    ON_DEVICE(device, cudaEventRecord(event, stream));
+}
+
+static int event_query(int device, void *event) {
+    ON_DEVICE_RELAXED(device, cudaEventQuery(event));
+}
+
+static int event_elapsed(void *from, void *to, float *ms) {
+    ANYWHERE(cudaEventElapsedTime(ms, from, to));
+}
+
+extern const dtr__device_ops dtr_cuda_device_ops;
+__attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops = {
+    .abi = DTR__DEVICE_ABI,
+    .toolkit = CUDART_VERSION,
+    .error_text = error_text,
+    .not_ready = cudaErrorNotReady,
+    .runtime_version = runtime_version,
+    .driver_version = driver_version,
+    .count = count,
+    .facts = facts,
+    .alloc = device_alloc,
+    .free = device_free,
+    .pinned_alloc = pinned_alloc,
+    .pinned_free = pinned_free,
+    .owner = owner,
+    .copy = copy,
+    .fill = fill,
+    .launch = launch,
+    .stream_new = stream_new,
+    .stream_free = stream_free,
+    .stream_query = stream_query,
+    .stream_synchronize = stream_synchronize,
+    .stream_wait = stream_wait,
+    .stream_capturing = stream_capturing,
+    .event_new = event_new,
+    .event_free = event_free,
+    .event_record = event_record,
+    .event_query = event_query,
+    .event_elapsed = event_elapsed,
+};

@@ -1,0 +1,127 @@
+/* The flight recorder as those see it who record operations: one fixed 256-byte record per
+ * operation in a ring, slot = number mod size. */
+#ifndef DTR_RT_RECORDER_H
+#define DTR_RT_RECORDER_H
+
+#include "base/world.h"
+
+dtr_status dtr__recorder_open(dtr_world *world);
+void dtr__recorder_close(dtr_world *world);
+
+typedef enum dtr__rec_state {
+    DTR__REC_ISSUED = 1,
+    DTR__REC_ENQUEUED,
+    DTR__REC_STARTED,
+    DTR__REC_FINISHED,
+    DTR__REC_FAILED
+} dtr__rec_state;
+/* What an operation is, in dtr__record.flags. */
+enum {
+    DTR__REC_P2P = 1,
+    DTR__REC_MEMBER = 2,   /* inside the operation recorded before it, with the same number */
+    DTR__REC_CAPTURED = 4, /* kept in a graph of CUDA: has no end, and its runs no record */
+    DTR__REC_BLOCKING = 8,
+    DTR__REC_TOGETHER = 32, /* of a batch's entries: they end when its own record says so */
+    DTR__REC_PAIRED = 64    /* of a message: `fingerprint` is its number, equal at its other end */
+};
+typedef struct dtr__record {
+    uint64_t number; /* position since the start of the world, from 1; in the ring 0 before the
+                        first use and UINT64_MAX while being written */
+    uint32_t group, world_serial;
+    uint64_t seq, p2p_seq, op_id;
+    uint8_t kind, backend, state, dtype;
+    uint8_t flags, op;
+    int16_t device;
+    int32_t root_or_peer, tag; /* -1: none; of a batch or scope `tag` says of how many operations */
+    uint64_t count_in, count_out, nbytes, fingerprint;
+    char label[40]; /* cut with a trailing '~' */
+    char site[48];  /* file and line, or module and address: the name is cut with a trailing '~' */
+    uint32_t thread;
+    int32_t status;
+    int64_t t_issued, t_enqueued, t_started, t_finished, deadline; /* monotonic ns, 0 = not yet */
+    /* In the ring: how many calls have followed it closely (dtr__rec_follow), and when the last of
+     * them was issued. Readers make records of those, which have the number of the one they
+     * followed, and their place behind it here; times are estimates. 0: not one of those. */
+    uint64_t follower;
+    int64_t t_follower;
+    uint64_t hash_in, hash_out; /* of the bytes, with DTR_HASH=1; 0: none */
+} dtr__record;
+_Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs");
+/* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
+ * (from 1). */
+uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
+/* Notes a state and its time; does nothing when the slot was reused. */
+void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
+/* When an operation began on its device; does nothing when the slot was reused. */
+void dtr__rec_began(dtr_world *world, uint64_t number, int64_t at_ns);
+/* With DTR_HASH=1: the bytes that the operation has given, before its end is noted. */
+void dtr__rec_hash_out(dtr_world *world, uint64_t number, uint64_t hash);
+/* With DTR_RECORDER_STACK=1, else nothing: who called the public function that returns to
+ * `return_address`, by the thread that is inside it. */
+void dtr__rec_stack(dtr_world *world, uint64_t number, const void *return_address);
+/* Success at a time just looked at, noted by the thread that issued the operation. */
+void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
+
+/* A call that is made again and again, each time right after the one before, does not need a record
+ * each time, nor do the entries of a batch: of those that follow one the recording has the last
+ * one's number and time, which are a few words per group. What makes a difference ends the run:
+ * another record of any group, another thread, a pause, a call that takes long. So does every
+ * DTR__REC_RUN_MOST'th number, so that all ranks have records of the same calls. With metrics there
+ * are no runs. */
+enum { DTR__REC_RUN_MOST = 64, DTR__REC_RUN_ENTRIES = 8 /* of a batch in a run */ };
+typedef struct dtr__rec_followers { /* in the recording; one writer, atomic words */
+    _Atomic uint64_t record;        /* number of the one they follow, 0: none; written last */
+    _Atomic uint64_t begun, ended;  /* sequence numbers of the last ones; at first the record's */
+    _Atomic int64_t t_begun;
+    uint64_t reserved[4];
+} dtr__rec_followers;
+typedef struct dtr__rec_run {
+    dtr__rec_followers *words; /* NULL: the recording has no room for the group's */
+    uint64_t sort, number;     /* of calls; of the record */
+    uint64_t last;             /* number of its last entry's record, without entries its own */
+    uint64_t first, next;      /* sequence numbers: the record's, and what may follow */
+    int64_t t;                 /* of the last call */
+    uint32_t thread;
+} dtr__rec_run;
+/* A record for a call of some sort, by which a run begins; those of its `entries` are to come right
+ * behind it. Returns its number. */
+uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
+                            const dtr__record *r, uint64_t entries);
+/* Whether call `seq`, of messages its number among these, follows closely; then it is noted as
+ * begun, and dtr__rec_follower_ended or dtr__rec_run_begin is to come. */
+bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
+                     int64_t now_ns);
+static inline void dtr__rec_follower_ended(const dtr__rec_run *run, uint64_t seq) {
+    atomic_store_explicit(&run->words->ended, seq, memory_order_release);
+}
+
+/* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */
+size_t dtr__rec_read(const dtr_world *world, dtr__record *out, size_t cap);
+
+typedef enum dtr__world_phase {
+    DTR__PHASE_OPENING = 1,
+    DTR__PHASE_RUNNING,
+    DTR__PHASE_EXITED,     /* exit() or return from main while the world was open */
+    DTR__PHASE_DESTROYING, /* inside dtr_world_destroy, all peers have agreed or cannot */
+    DTR__PHASE_CLOSED
+} dtr__world_phase;
+
+/* The rest of a recording (recorder/recorder_file.c). Groups as they are made and destroyed; what
+ * kinds and operators are called; with this thread's last error: what broke a group, and a call
+ * that was refused. */
+void dtr__rec_phase(dtr_world *world, dtr__world_phase phase);
+dtr__rec_followers *dtr__rec_group_add(dtr_world *world, uint32_t id, uint64_t uid,
+                                       const char *name, int own_rank, int size,
+                                       const int *world_ranks);
+void dtr__rec_group_end(dtr_world *world, uint32_t id);
+void dtr__rec_names(dtr_world *world, const char *(*kind)(int), int kinds, const char *(*op)(int),
+                    int ops);
+void dtr__rec_failure(dtr_world *world, uint32_t group, dtr_status s);
+void dtr__rec_refused(dtr_world *world, dtr_status s);
+/* A group has broken on another node, by this cause, of which 255 bytes count: the watchdogs of
+ * this node's ranks read of it and dump. On the watchdog thread. */
+void dtr__rec_remote_failure(dtr_world *world, const char *cause);
+/* The progress thread has ended, so that it is not stuck. */
+void dtr__rec_progress_moves(dtr_world *world);
+
+#endif /* DTR_RT_RECORDER_H */

@@ -1,0 +1,57 @@
+/* Cases in which a rank does not come to the creation of a group or of a world, or dies in it. */
+#include <mpi.h>
+#include <stdio.h>
+
+#include "base/mpi.h"
+#include "fault.h"
+
+/* FI22 */
+void creation(void) {
+    dtr_group *half = NULL;
+    go_ahead();
+    if (rank == victim) {
+        die();
+    }
+    NOTE("split", dtr_group_split(group, 0, 0, NULL, &half));
+    fprintf(out, "half %s\n", half == NULL ? "none" : "some");
+}
+
+/* FI21, CP8: the victim does not come to the creation of a group. */
+void no_creation(void) {
+    dtr_group *half = NULL;
+    char name[32];
+    if (rank == victim) {
+        for (int r = 0; r < size; r++) {
+            snprintf(name, sizeof name, "done%d", r);
+            if (r != victim) {
+                await_file(name);
+            }
+        }
+        return;
+    }
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    o.timeout_s = 1.0;
+    NOTE("split", dtr_group_split(group, 0, 0, &o, &half));
+    fprintf(out, "half %s\n", half == NULL ? "none" : "some");
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+}
+
+/* INI26, CP8: the victim does not come to the creation of a world; later it does, and is not left
+ * alone for ever either. */
+void no_world(void) {
+    char name[32];
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    for (int r = 0; rank == victim && r < size; r++) {
+        snprintf(name, sizeof name, "done%d", r);
+        if (r != victim) {
+            await_file(name);
+        }
+    }
+    NOTE("meet", dtr__mpi_await_all(comm, 1.0));
+    snprintf(name, sizeof name, "done%d", rank);
+    put_file(name);
+    snprintf(name, sizeof name, "done%d", victim);
+    await_file(name);
+}

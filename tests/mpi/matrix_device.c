@@ -1,0 +1,60 @@
+#include "matrix_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const dtr__device_ops *device;
+void *stream;
+
+bool find_device(void) {
+    char why[DTR__CUDA_TEXT];
+    const char *where = getenv("DTR_TEST_DEVICE");
+    if (where == NULL || strcmp(where, "cuda") != 0) {
+        return true;
+    }
+    device = dtr__cuda_get()->ops;
+    if (device == NULL || device->stream_new(0, false, &stream) != 0) {
+        fprintf(stderr, "DTR_TEST_DEVICE=cuda: %s\n", dtr__cuda_text(why));
+        return false;
+    }
+    return true;
+}
+
+static void cuda(int code, const char *what) {
+    TH_CHECK(code == 0, "%s: %s", what, device->error_text(code));
+}
+
+mirror mirror_new(th_buf *b) {
+    mirror m = { b, NULL, NULL };
+    if (device != NULL) {
+        cuda(device->pinned_alloc(b->total, &m.pinned), "pinned_alloc");
+        cuda(device->alloc(0, b->total, &m.there), "alloc");
+        memcpy(m.pinned, b->base, b->total);
+        cuda(device->copy(0, m.there, m.pinned, b->total, DTR__COPY_TO_DEVICE, stream), "copy");
+    }
+    return m;
+}
+
+void mirror_end(const mirror *m) {
+    if (device != NULL) {
+        cuda(device->copy(0, m->pinned, m->there, m->host->total, DTR__COPY_TO_HOST, stream),
+             "copy");
+        cuda(device->stream_synchronize(0, stream), "synchronize");
+        memcpy(m->host->base, m->pinned, m->host->total);
+        cuda(device->free(0, m->there), "free");
+        cuda(device->pinned_free(m->pinned), "pinned_free");
+    }
+}
+
+dtr_buffer located(void *p, size_t count, dtr_dtype d, const mirror *a, const mirror *b) {
+    if (count == 0) {
+        return (dtr_buffer){ NULL, 0, d, { device != NULL ? DTR_CUDA : DTR_CPU, 0 } };
+    }
+    const unsigned char *byte = p;
+    const mirror *m = byte >= a->host->base && byte <= a->host->base + a->host->total ? a : b;
+    if (device == NULL) {
+        return dtr_cpu(p, count, d);
+    }
+    return (dtr_buffer){ (char *)m->there + (byte - m->host->base), count, d, { DTR_CUDA, 0 } };
+}
