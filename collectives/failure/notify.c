@@ -22,6 +22,8 @@ typedef struct notification {
     uint64_t epoch;
     dtr__failure_record what;
 } notification;
+_Static_assert(sizeof(notification) != sizeof(dtr__release_message),
+               "the receiver tells what came by its size");
 
 typedef struct outgoing {
     struct outgoing *next;
