@@ -102,7 +102,7 @@ case $case in
     people)
         # What people use: programs that say what they are, guide, examples as they lie there, a script with its templates.
         for tool in dtr-info dtr-doctor dtr-bench dtr-ddp-bench dtr-recorder-cost; do
-            "$prefix/bin/$tool" --version | grep -q '^dtr [0-9]' || fail "$tool --version"
+            "$prefix/bin/$tool" --version | grep '^dtr [0-9]' >/dev/null || fail "$tool --version"
         done
         for file in docs/user-guide.md docs/measurements.md README.md CHANGELOG.md; do
             [ -s "$prefix/share/doc/dtr/$file" ] || fail "no $file"
@@ -117,7 +117,7 @@ case $case in
         cmake -S "$share/examples" -B "$dir" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$CC" -DMPI_C_COMPILER="$MPICC" \
             >"$dir.log" 2>&1 || { cat "$dir.log"; fail "configuring the examples failed"; }
         cmake --build "$dir" --parallel 2 >>"$dir.log" 2>&1 || { cat "$dir.log"; fail "building the examples failed"; }
-        "$root/scripts/mpirun" --build "$build" -n 2 "$dir/hello" | grep -q '^rank 1 of 2: 2 20 200 1' || fail "hello"
+        "$root/scripts/mpirun" --build "$build" -n 2 "$dir/hello" | grep '^rank 1 of 2: 2 20 200 1' >/dev/null || fail "hello"
         [ -x "$dir/train_gpt" ] || fail "no train_gpt"
         MPIEXEC=$(sed -n "s/^DTR_MPIEXEC:[A-Z]*=//p" "$build/CMakeCache.txt") \
             "$share/scripts/bench/sweep" --ranks 1,2 --sizes 8 --rounds 1 --no-gauge --out "$dir/sweep" >"$dir.log" 2>&1 ||
@@ -136,7 +136,7 @@ case $case in
             static*) [ "$uses" -eq 0 ] || fail "links the shared library" ;;
             *)
                 [ "$uses" -eq 1 ] || fail "does not link the shared library"
-                ldd "$dir/consumer" | grep -qF "$soname =>" || fail "does not ask for $soname"
+                ldd "$dir/consumer" | grep -F "$soname =>" >/dev/null || fail "does not ask for $soname"
                 ;;
         esac
         run_on_two "$dir/consumer"

@@ -11,7 +11,7 @@ IFS=, read -ra list <<<"$hosts"
 for host in "${list[@]}"; do
     ranks=$((ranks + ${host##*:}))
 done
-if mpiexec --version 2>&1 | grep -q 'Open MPI\|OpenRTE'; then
+if mpiexec --version 2>&1 | grep 'Open MPI\|OpenRTE' >/dev/null; then
     options=(--host "$hosts" --map-by slot --bind-to core)
     [ -z "${NETWORK-}" ] || options+=(--mca btl_tcp_if_include "$NETWORK" --mca oob_tcp_if_include "$NETWORK")
 else
