@@ -2,6 +2,7 @@
  * batch, backward reports gradients as they become final, DDP averages them in buckets meanwhile.
  * Run: mpirun -n 2 ./train_gpt --verify */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,18 @@ typedef struct trainer {
     double worst;     /* largest relative difference seen against it */
     double start, comm_s, exposed_s, loss_sum, loss_n;
     dtr_status failed; /* of a call inside backward */
+    bool warned;       /* some rank was: all save and end */
 } trainer;
+
+/* As sysexits.h has it for what may succeed later: the program has saved and wants to go on. */
+enum { TRY_AGAIN = 75 };
+
+/* A scheduler says so some time before it ends a job. */
+static volatile sig_atomic_t time_is_up;
+static void heed_warning(int number) {
+    (void)number;
+    time_is_up = 1;
+}
 
 static double now(void) {
     struct timespec t;
@@ -164,11 +176,14 @@ static void grad_ready(void *arg, size_t param) {
     }
 }
 
-/* Mean loss over all ranks, which is the loss of the global batch. */
-static dtr_status global_loss(const trainer *t, float mine, float *loss) {
-    *loss = mine;
-    return dtr_allreduce(t->group, dtr_cpu(loss, 1, DTR_F32), dtr_cpu(loss, 1, DTR_F32), DTR_AVG,
-                         NULL, NULL);
+/* Mean loss over all ranks, which is the loss of the global batch, and whether one was warned. */
+static dtr_status global_loss(trainer *t, float mine, float *loss) {
+    float both[2] = { mine, time_is_up ? 1 : 0 };
+    dtr_status s = dtr_allreduce(t->group, dtr_cpu(both, 2, DTR_F32), dtr_cpu(both, 2, DTR_F32),
+                                 DTR_AVG, NULL, NULL);
+    *loss = both[0];
+    t->warned = both[1] > 0;
+    return s;
 }
 
 /* Forward and backward of one batch; averaged with the last one of the step. */
@@ -282,14 +297,15 @@ static bool train(trainer *t) {
     if (o->uneven && !report_step(t, dtr_ddp_join_begin(t->p.ddp, NULL))) {
         return false;
     }
-    while (t->step < last) {
+    while (t->step < last && !t->warned) {
         float loss = 0;
         if (!report_step(t, train_step(t, &loss))) {
             return false;
         }
         compare(t, loss);
         draw(t, loss);
-        show(t, first, loss, t->step == last);
+        t->warned = t->warned && t->step < last;
+        show(t, first, loss, t->step == last || t->warned);
         if (o->checkpoint != NULL && o->save_every > 0 && t->step % o->save_every == 0 &&
             !save(t)) {
             return false;
@@ -410,7 +426,12 @@ static bool run(trainer *t) {
         return false;
     }
     bool same = same_parameters(t), agrees = parallel_all(&t->p, verified(t));
-    sample(t);
+    if (!t->warned) {
+        sample(t);
+    } else if (t->rank == 0) {
+        printf("the time is up: saved to %s at step %ld; the same command goes on from there\n",
+               t->options.checkpoint, t->step);
+    }
     return same && agrees;
 }
 
@@ -454,8 +475,12 @@ int main(int argc, char **argv) {
     t.rank = dtr_world_rank(t.world);
     t.size = dtr_world_size(t.world);
     int parsed = train_options_parse(&t.options, argc, argv, t.rank == 0);
+    if (parsed == 0 && t.options.checkpoint != NULL) {
+        signal(SIGUSR2, heed_warning);
+    }
     bool ok = parsed == 0 && choose_group(&t) && run(&t);
+    bool again = ok && t.warned;
     clean_up(&t);
     dtr_world_destroy(t.world);
-    return parsed == 1 ? 0 : parsed == 2 ? 2 : ok ? 0 : 1;
+    return parsed == 1 ? 0 : parsed == 2 ? 2 : again ? TRY_AGAIN : ok ? 0 : 1;
 }
