@@ -33,7 +33,7 @@ set(share ${CMAKE_INSTALL_DATADIR}/dtr)
 install(DIRECTORY examples DESTINATION ${share} PATTERN CMakeLists.txt EXCLUDE)
 install(FILES cmake/examples.cmake DESTINATION ${share}/examples RENAME CMakeLists.txt)
 install(PROGRAMS scripts/bench/sweep scripts/bench/plot DESTINATION ${share}/scripts/bench)
-install(FILES scripts/bench/benchlib.py DESTINATION ${share}/scripts/bench)
+install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py DESTINATION ${share}/scripts/bench)
 install(DIRECTORY scripts/bench/launch DESTINATION ${share}/scripts/bench USE_SOURCE_PERMISSIONS)
 
 # What the static library needs. In dtr.pc MPI goes by its own pkg-config name where it has one, because dtr/mpi.h needs

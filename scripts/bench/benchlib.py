@@ -74,10 +74,11 @@ class Failed(Exception):
     """A program ended otherwise than well."""
 
 
-def run_json(command, environment=None, timeout=600, statuses=(0,), echo=None):
-    """Run a program that writes JSON to the file named by --json, and return what it wrote."""
-    with tempfile.TemporaryDirectory(prefix="dtr-bench-") as folder:
-        out = os.path.join(folder, "out.json")
+def run_json(command, environment=None, timeout=600, statuses=(0,), echo=None, folder=None):
+    """Run a program that writes JSON to the file named by --json, and return what it wrote. `folder` is for that file, where
+    rank 0 may run on another host."""
+    with tempfile.TemporaryDirectory(prefix="dtr-bench-", dir=folder) as place:
+        out = os.path.join(os.path.abspath(place), "out.json")
         try:
             done = subprocess.run(command + ["--json", out], env=environment, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout, check=False)

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Jobs under Slurm, inside a cluster of scripts/testbed/slurm with two hosts.
 
-cases.py CASE SOURCE MPIEXEC HELLO TRAIN_GPT DOCTOR
+cases.py CASE SOURCE BUILD MPIEXEC HELLO TRAIN_GPT DOCTOR
 """
 import glob
+import json
 import os
 import re
 import subprocess
 import sys
 import time
 
-CASE, SOURCE, MPIEXEC, HELLO, TRAIN, DOCTOR = sys.argv[1:7]
+CASE, SOURCE, BUILD, MPIEXEC, HELLO, TRAIN, DOCTOR = sys.argv[1:8]
 TEMPLATE = os.path.join(SOURCE, "scripts", "bench", "launch", "slurm.sbatch")
 SHARED = os.environ["TESTBED"]
 SMALL = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch", "2", "--sample", "0"]
@@ -168,6 +169,21 @@ def requeued():
     status, text = run("srun", "--mpi=pmix", "--nodes=2", "--ntasks=4", TRAIN, *arguments)
     check(status == 0 and parameters(text) != [] and parameters(shown(out))[-1:] == parameters(text), "the same parameters",
           shown(out), text)
+
+
+def sweep():
+    """The sweep takes hosts and ranks from the allocation, and srun starts them."""
+    folder = os.path.join(SHARED, "results")
+    command = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", os.path.join(SOURCE, "scripts", "bench", "sweep"),
+               "--build", BUILD, "--sizes", "8", "--rounds", "1", "--no-gauge", "--yield", "--out", folder]
+    status, text = run(*command)
+    check(status == 0 and "2 host(s), 4 slots" in text, "status %d" % status, text)
+    with open(os.path.join(folder, "sweep.json"), encoding="utf-8") as source:
+        found = {(record["hosts"], record["ranks"]) for record in json.load(source)}
+    check(found == {(1, 1), (1, 2), (2, 2), (2, 4)}, "what was measured", found, text)
+    with open(os.path.join(folder, "hosts.json"), encoding="utf-8") as source:
+        named = [one["host"] for one in json.load(source)]
+    check(named == hosts(), "what the hosts are", named, hosts())
 
 
 globals()[CASE]()

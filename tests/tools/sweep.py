@@ -18,10 +18,14 @@ def script(name, *arguments):
     return [sys.executable, "-B", os.path.join(scripts, name)] + list(arguments)
 
 
+def start(name, *arguments):
+    return run(script("sweep", "--build", build, "--ranks", "1,2", "--rounds", "2", "--no-gauge", "--yield", "--out",
+                      os.path.join(folder.name, name), *arguments), (0,))
+
+
 def sweep(name, *arguments):
     out = os.path.join(folder.name, name)
-    run(script("sweep", "--build", build, "--ranks", "1,2", "--rounds", "2", "--no-gauge", "--yield", "--out", out,
-               *arguments), (0,))
+    start(name, *arguments)
     path = os.path.join(out, "sweep.json")
     if not expect(os.path.exists(path), "no %s", path):
         return path, []
@@ -57,7 +61,33 @@ with open(os.path.join(folder.name, "model"), "w", encoding="utf-8") as model:
     model.write("a 100 30\nb 30\n")
 ddp, found = sweep("ddp", "--program", "ddp", "--model", model.name, "--compute-ms", "2", "--scaling", "strong")
 expect([(r["ranks"], r["compute_ms"]) for r in found] == [(1, 2), (2, 1)], "strong scaling of DDP: %s", found)
-drawn = plot(coll, "allreduce-time", "allreduce-ratio", "allreduce-scaling") and plot(ddp, "ddp-scaling",
+# What is there is not measured again; another sweep does not get mixed with it.
+told = start("coll", "--sizes", "8,1K", "--scaling", "strong")
+expect(told.count("there already") == 2 and "8 records" in told, "a second start: %s", told)
+with open(coll, encoding="utf-8") as source:
+    kept = json.load(source)
+with open(coll, "w", encoding="utf-8") as shortened:
+    json.dump([record for record in kept if record["ranks"] == 1], shortened)
+told = start("coll", "--sizes", "8,1K", "--scaling", "strong")
+expect(told.count("there already") == 1 and told.count("done") == 1 and "8 records" in told, "a sweep goes on: %s", told)
+refuses(script("sweep", "--build", build, "--out", os.path.join(folder.name, "coll")), "--sizes", "--new")
+
+# Hosts of a file, as PBS and mpirun write it: both lines are this machine.
+with open(os.path.join(folder.name, "nodes"), "w", encoding="utf-8") as nodes:
+    nodes.write("localhost\nlocalhost slots=1  # the same\n")
+_, found = sweep("both", "--sizes", "8", "--program", "coll,ddp", "--scaling", "weak,strong", "--model", model.name,
+                 "--compute-ms", "2", "--hostfile", nodes.name, "--ranks", "2")
+expect({(r["program"], r["scaling"], r["hosts"], r["ranks"]) for r in found} ==
+       {(p, s, 1, 2) for p in ("coll", "ddp") for s in ("weak", "strong")}, "both programs: %s", found)
+with open(os.path.join(folder.name, "both", "hosts.json"), encoding="utf-8") as source:
+    hosts = json.load(source)
+expect(len(hosts) == 1 and hosts[0]["cores"] >= 1 and hosts[0]["copy_gbs"] > 0, "what the hosts are: %s", hosts)
+refuses(script("sweep", "--out", folder.name, "--hostfile", os.path.join(folder.name, "none")), "--hostfile", "No such file")
+with open(os.path.join(folder.name, "odd"), "w", encoding="utf-8") as odd:
+    odd.write("a b c\n")
+refuses(script("sweep", "--out", folder.name, "--hostfile", odd.name), "--hostfile", "a b c")
+
+drawn = plot(os.path.join(folder.name, "both", "sweep.json"), "weak-allreduce-time", "strong-ddp-scaling") and plot(coll, "allreduce-time", "allreduce-ratio", "allreduce-scaling") and plot(ddp, "ddp-scaling",
                                                                                      "ddp-efficiency")
 for name in ("sweep", "goals", "syscalls"):
     interpreter = [os.path.join(scripts, name)] if name == "syscalls" else script(name)
