@@ -382,7 +382,7 @@ void dtr__ddp_device_close(dtr_ddp *ddp) {
     dtr_tensor_release(g->staging);
     g->staging = NULL;
     if (g->clip_here != NULL) {
-        (void)g->ops->pinned_free(g->clip_here);
+        (void)g->ops->pinned_free(g->index, g->clip_here);
         g->clip_here = NULL;
     }
     if (g->stream != NULL) {

@@ -129,8 +129,8 @@ dtr_status dtr__ddp_device_hash(dtr_ddp *ddp, const dtr_tensor *t, uint64_t *has
     if (ddp->gpu->has_out) {
         DTR_TRY(dtr__ddp_device_follow(ddp, ddp->out.stream));
     }
-    DTR_CUDA_TRY(ddp->gpu->ops->pinned_alloc(HASHED, &here), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(ddp->gpu->ops->pinned_alloc(ddp->gpu->index, HASHED, &here), DTR_ERR_NOMEM);
     dtr_status s = hash_through(ddp, t, here, hash);
-    (void)ddp->gpu->ops->pinned_free(here);
+    (void)ddp->gpu->ops->pinned_free(ddp->gpu->index, here);
     return s;
 }

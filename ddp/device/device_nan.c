@@ -23,7 +23,7 @@ dtr_status dtr__ddp_device_nan_open(dtr_ddp *ddp) {
     }
     DTR_CUDA_TRY(g->ops->alloc(g->index, table_bytes(ddp), &there), DTR_ERR_NOMEM);
     g->nan_there = there;
-    DTR_CUDA_TRY(g->ops->pinned_alloc(table_bytes(ddp), &here), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(g->ops->pinned_alloc(g->index, table_bytes(ddp), &here), DTR_ERR_NOMEM);
     g->nan_here = here;
     return clear(ddp);
 }
@@ -35,7 +35,7 @@ void dtr__ddp_device_nan_close(dtr_ddp *ddp) {
         (void)g->ops->free(g->index, g->nan_there);
     }
     if (g->nan_here != NULL) {
-        (void)g->ops->pinned_free(g->nan_here);
+        (void)g->ops->pinned_free(g->index, g->nan_here);
     }
     g->nan_there = g->nan_here = NULL;
 }

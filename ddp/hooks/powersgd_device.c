@@ -24,10 +24,10 @@ static dtr_status upload(const dtr_ddp *ddp, void *there, const void *here, size
     if (nbytes == 0) {
         return DTR_OK;
     }
-    DTR_CUDA_TRY(ops->pinned_alloc(nbytes, &pinned), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(ops->pinned_alloc(ddp->gpu->index, nbytes, &pinned), DTR_ERR_NOMEM);
     memcpy(pinned, here, nbytes);
     dtr_status s = transfer(ddp, there, pinned, nbytes, DTR__COPY_TO_DEVICE);
-    (void)ops->pinned_free(pinned);
+    (void)ops->pinned_free(ddp->gpu->index, pinned);
     return s;
 }
 
@@ -38,12 +38,12 @@ static dtr_status download(const dtr_ddp *ddp, void *here, const float *there, s
     if (nbytes == 0) {
         return DTR_OK;
     }
-    DTR_CUDA_TRY(ops->pinned_alloc(nbytes, &pinned), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(ops->pinned_alloc(ddp->gpu->index, nbytes, &pinned), DTR_ERR_NOMEM);
     dtr_status s = transfer(ddp, pinned, there, nbytes, DTR__COPY_TO_HOST);
     if (s == DTR_OK) {
         memcpy(here, pinned, nbytes);
     }
-    (void)ops->pinned_free(pinned);
+    (void)ops->pinned_free(ddp->gpu->index, pinned);
     return s;
 }
 

@@ -24,7 +24,7 @@ static void release(const dtr_ddp *ddp, void *one) {
     dtr_tensor_release(c->all);
     dtr_tensor_release(c->found);
     if (c->pinned != NULL) {
-        (void)g->ops->pinned_free(c->pinned);
+        (void)g->ops->pinned_free(g->index, c->pinned);
     }
     if (c->event != NULL) {
         (void)g->ops->event_free(g->index, c->event);
@@ -44,7 +44,7 @@ static dtr_status fill(const dtr_ddp *ddp, coded *c, size_t count) {
     DTR_TRY(dtr__hook_memory(ddp, DTR_U8, code_bytes(count), &c->mine));
     DTR_TRY(dtr__hook_memory(ddp, DTR_U8, code_bytes(count) * (size_t)ddp->size, &c->all));
     DTR_TRY(dtr__hook_memory(ddp, DTR_U8, FOUND * sizeof *c->pinned, &c->found));
-    DTR_CUDA_TRY(g->ops->pinned_alloc(FOUND * sizeof *c->pinned, &pinned), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(g->ops->pinned_alloc(g->index, FOUND * sizeof *c->pinned, &pinned), DTR_ERR_NOMEM);
     c->pinned = pinned;
     DTR_CUDA_TRY(g->ops->event_new(g->index, false, &c->event), DTR_ERR_CUDA);
     return DTR_OK;

@@ -16,7 +16,7 @@ dtr_status dtr__clip_device_squares(dtr_ddp *ddp, const dtr_tensor *t, dtr__squa
     const dtr__ddp_piece all = in_place(t);
     size_t size = dtr_dtype_size(all.to_type), most = STAGING / size;
     if (g->clip_here == NULL) {
-        DTR_CUDA_TRY(g->ops->pinned_alloc(STAGING, &g->clip_here), DTR_ERR_NOMEM);
+        DTR_CUDA_TRY(g->ops->pinned_alloc(g->index, STAGING, &g->clip_here), DTR_ERR_NOMEM);
     }
     for (size_t from = 0; from < all.count; from += most) {
         size_t n = all.count - from < most ? all.count - from : most;

@@ -38,11 +38,11 @@ typedef enum dtr__copy_kind {
 typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED } dtr__capture;
 
 /* Results are CUDA's own codes, 0 is success and error_text says what another one means. Every
- * function that is given a device makes it current and puts the caller's back, and leaves an error
- * of an earlier call of the program alone, and captures of graphs by other threads too. Streams and
- * events are CUDA's handles; NULL is the default stream of the device. Outputs are untouched on
- * failure. */
-enum { DTR__DEVICE_ABI = 7 };
+ * function that is given a device makes it current and puts the caller's back, makes a context on
+ * no other device, and leaves an error of an earlier call of the program alone, and captures of
+ * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
+ * the device. Outputs are untouched on failure. */
+enum { DTR__DEVICE_ABI = 8 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */
@@ -52,12 +52,14 @@ typedef struct dtr__device_ops {
     int (*runtime_version)(int *version);
     int (*driver_version)(int *version); /* 0: no driver */
     int (*count)(int *n);
+    int (*current)(int *device); /* the one that the calling thread has chosen, else 0 */
     int (*facts)(int device, dtr__device_facts *facts);
-    /* Memory. `owner` is -1 for memory that no device owns. */
+    /* Memory. Pinned memory serves all devices, and is made and freed on the given one. `owner` is
+     * -1 for memory that no device owns. */
     int (*alloc)(int device, size_t nbytes, void **ptr);
     int (*free)(int device, void *ptr);
-    int (*pinned_alloc)(size_t nbytes, void **ptr);
-    int (*pinned_free)(void *ptr);
+    int (*pinned_alloc)(int device, size_t nbytes, void **ptr);
+    int (*pinned_free)(int device, void *ptr);
     int (*owner)(const void *ptr, int *device);
     int (*copy)(int device, void *to, const void *from, size_t nbytes, dtr__copy_kind kind,
                 void *stream);

@@ -27,7 +27,7 @@ typedef struct block {
     size_t nbytes;
     place place;
     uint64_t number;   /* which call for node-shared memory it was, 1 is the first; else 0 */
-    int device;        /* of ON_DEVICE */
+    int device;        /* of ON_DEVICE; of PINNED: where it was made */
     bool lent;         /* its memory comes from the hooks */
     dtr_world *world;  /* of retained ones, NULL when it has ended; retained.lock */
     dtr__arena *arena; /* of retained ones of PLACE ARENA whose world has ended */
@@ -57,7 +57,7 @@ static dtr_status release_own(void *ptr, const block *b) {
         return DTR_OK;
     }
     const dtr__device_ops *ops = dtr__cuda_get()->ops;
-    DTR_CUDA_TRY(b->place == PINNED ? ops->pinned_free(ptr) : ops->free(b->device, ptr),
+    DTR_CUDA_TRY(b->place == PINNED ? ops->pinned_free(b->device, ptr) : ops->free(b->device, ptr),
                  DTR_ERR_CUDA);
     return DTR_OK;
 }
@@ -280,6 +280,18 @@ static void *numbered_memory(dtr_world *world, size_t nbytes, size_t align, uint
     return p;
 }
 
+/* On the world's device, or on the thread's: a context on another would be the first one there. */
+static dtr_status pinned_memory(const dtr_world *world, block *b, void **ptr) {
+    const dtr__device_ops *ops = dtr__cuda_get()->ops;
+    b->place = PINNED;
+    b->device = world->device.index;
+    if (world->device.type != DTR_CUDA) {
+        DTR_CUDA_TRY(ops->current(&b->device), DTR_ERR_NOMEM);
+    }
+    DTR_CUDA_TRY(ops->pinned_alloc(b->device, b->nbytes, ptr), DTR_ERR_NOMEM);
+    return DTR_OK;
+}
+
 /* Host memory of a kind; notes in `b` where it came from. */
 static dtr_status host_memory(dtr_world *world, dtr_mem kind, block *b, void **ptr) {
     dtr__error_context ctx = { .world = world, .operation = "alloc" };
@@ -290,8 +302,7 @@ static dtr_status host_memory(dtr_world *world, dtr_mem kind, block *b, void **p
     if (beyond_machine(b->nbytes)) {
         p = NULL;
     } else if (kind == DTR_MEM_PINNED && dtr__cuda_get()->state == DTR__CUDA_OK) {
-        b->place = PINNED;
-        DTR_CUDA_TRY(dtr__cuda_get()->ops->pinned_alloc(b->nbytes, &p), DTR_ERR_NOMEM);
+        DTR_TRY(pinned_memory(world, b, &p));
     } else {
         p = b->place == ARENA ? numbered_memory(world, b->nbytes, align, b->number)
                               : plain_memory(b->nbytes, align);

@@ -285,7 +285,7 @@ dtr_status dtr__device_tensor_norm(const dtr_tensor *t, void *stream, double *ou
                 "dtr_tensor_norm: its stream captures a graph, and the host waits for a norm; call "
                 "it outside the capture");
     DTR_CUDA_TRY(ops()->alloc(device, NORM_THREADS * sizeof(double), &on_device), DTR_ERR_NOMEM);
-    int code = ops()->pinned_alloc(NORM_THREADS * sizeof(double), &pinned);
+    int code = ops()->pinned_alloc(device, NORM_THREADS * sizeof(double), &pinned);
     dtr_status s = dtr__cuda_status(code, DTR_ERR_NOMEM, "pinned_alloc", __FILE__, __LINE__);
     if (s == DTR_OK) {
         norm n = { .device = device, .stream = stream, .on_device = on_device, .pinned = pinned };
@@ -296,7 +296,7 @@ dtr_status dtr__device_tensor_norm(const dtr_tensor *t, void *stream, double *ou
         const dtr__float_mode mode = dtr__float_enter();
         s = norm_of(&n, type, &result);
         dtr__float_leave(mode);
-        (void)ops()->pinned_free(pinned);
+        (void)ops()->pinned_free(device, pinned);
     }
     (void)ops()->free(device, on_device);
     if (s == DTR_OK) {

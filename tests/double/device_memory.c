@@ -116,7 +116,7 @@ START_TEST(OPS_copies_and_events) {
     void *d = NULL, *h = NULL, *s = NULL, *e = NULL;
     int owner = -7, flags = 0;
     ck_assert_int_eq(ops->alloc(1, 64, &d), 0);
-    ck_assert_int_eq(ops->pinned_alloc(64, &h), 0);
+    ck_assert_int_eq(ops->pinned_alloc(1, 64, &h), 0);
     ck_assert_int_eq(ops->stream_new(1, true, &s), 0);
     ck_assert_int_eq(ops->event_new(1, false, &e), 0);
     ck_assert_int_eq(cudaStreamGetFlags(s, (unsigned *)&flags), cudaSuccess);
@@ -140,7 +140,7 @@ START_TEST(OPS_copies_and_events) {
     ck_assert_int_eq(owner, -1);
     ck_assert_int_eq(ops->event_free(1, e), 0);
     ck_assert_int_eq(ops->stream_free(1, s), 0);
-    ck_assert_int_eq(ops->pinned_free(h), 0);
+    ck_assert_int_eq(ops->pinned_free(1, h), 0);
     ck_assert_int_eq(ops->free(1, d), 0);
 }
 END_TEST

@@ -43,7 +43,17 @@ DTR_FAKE_API void dtr_fake_cuda_kernel(const char *name, size_t nbytes,
                                        void (*body)(const void *argument, unsigned tid,
                                                     unsigned n_threads));
 
+/* For the stand-in of the driver: primary contexts of devices, -1 where none is current. 0 or an
+ * error of CUDA. */
+DTR_FAKE_API int dtr_fake_cuda_context_open(int device);
+DTR_FAKE_API int dtr_fake_cuda_context_current(int *device);
+DTR_FAKE_API int dtr_fake_cuda_context_push(int device);
+DTR_FAKE_API int dtr_fake_cuda_context_pop(int *device);
+
 /* ---- for tests ---- */
+
+/* Whether this process has made the context of a device. */
+DTR_FAKE_API int dtr_fake_cuda_context(int device);
 
 /* Read the DTR_FAKE_CUDA_* variables again and count calls from zero. */
 DTR_FAKE_API void dtr_fake_cuda_reload(void);

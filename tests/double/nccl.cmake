@@ -55,6 +55,9 @@ dtr_add_double_mpi_test(double_nccl_order NPROCS 2 3 SOURCES nccl_order.c LIBS f
 dtr_add_double_mpi_test(double_nccl_life NPROCS 2 3 SOURCES nccl_life.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 dtr_add_mpi_run(double_nccl_life_2_18 TARGET test_double_nccl_life NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_CUDA_NDEV=2 DTR_FAKE_NCCL_VERSION=21805)
+# A context for each rank, on its own device.
+dtr_add_double_mpi_test(double_contexts NPROCS 4 SOURCES contexts.c LIBS fake_cudart
+  ENVIRONMENT DTR_FAKE_CUDA_NDEV=4 DTR_FAKE_CUDA_UUID=one)
 # Memory that NCCL is told of, and a version that cannot be told.
 dtr_add_double_mpi_test(double_nccl_register NPROCS 1 2 SOURCES nccl_register.c LIBS fake_cudart
   ENVIRONMENT DTR_NCCL_REGISTER=1 DTR_FAKE_CUDA_NDEV=2)

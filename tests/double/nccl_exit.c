@@ -52,7 +52,7 @@ static void use_and_leave(bool late) {
         _exit(CODE + 3);
     }
     if (late) {
-        (void)setenv("DTR_FAKE_CUDA_ERR", "cudaGetDevice:0:4", 1); /* from here on every call */
+        (void)setenv("DTR_FAKE_CUDA_ERR", "cuCtxGetCurrent:0:4", 1); /* from here on every call */
         dtr_fake_cuda_reload();
     }
     dtr_fake_cuda_log_start();

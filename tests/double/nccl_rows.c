@@ -218,9 +218,10 @@ static void check_order(const char *const *words, int n) {
  * of its own while it is made; calls run with the buffers' device current, and the caller's comes
  * back. I3: so does an abort, on the device that the communicator was made for. */
 START_TEST(D2_D7_two_devices) {
-    static const char *const guarded[] = { "cudaSetDevice device=1", "ncclCommInitRankConfig rank",
-                                           "cudaSetDevice device=0", "cudaSetDevice device=1",
-                                           "ncclAllReduce rank",     "cudaSetDevice device=0" };
+    static const char *const guarded[] = {
+        "cuCtxPushCurrent device=1", "ncclCommInitRankConfig rank", "cuCtxPopCurrent device=1",
+        "cuCtxPushCurrent device=1", "ncclAllReduce rank",          "cuCtxPopCurrent device=1"
+    };
     const dtr_device second = { DTR_CUDA, 1 };
     dtr_group *g = NULL;
     dtr_buffer one = filled(FEW, 1), two = one;
@@ -268,7 +269,7 @@ START_TEST(D2_D7_two_devices) {
     while (pairs && calls("ncclCommAbort") == 0) {
         th_sleep(0.001);
     }
-    const char *log = dtr_fake_cuda_log_text(), *set = strstr(log, "cudaSetDevice device=1");
+    const char *log = dtr_fake_cuda_log_text(), *set = strstr(log, "cuCtxPushCurrent device=1");
     TH_CHECK(!pairs || (set != NULL && set < strstr(log, "ncclCommAbort")), "%s", log);
     th_barrier();
     TH_IS(dtr_group_destroy(g), DTR_OK);

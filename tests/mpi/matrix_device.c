@@ -28,7 +28,7 @@ static void cuda(int code, const char *what) {
 mirror mirror_new(th_buf *b) {
     mirror m = { b, NULL, NULL };
     if (device != NULL) {
-        cuda(device->pinned_alloc(b->total, &m.pinned), "pinned_alloc");
+        cuda(device->pinned_alloc(0, b->total, &m.pinned), "pinned_alloc");
         cuda(device->alloc(0, b->total, &m.there), "alloc");
         memcpy(m.pinned, b->base, b->total);
         cuda(device->copy(0, m.there, m.pinned, b->total, DTR__COPY_TO_DEVICE, stream), "copy");
@@ -43,7 +43,7 @@ void mirror_end(const mirror *m) {
         cuda(device->stream_synchronize(0, stream), "synchronize");
         memcpy(m->host->base, m->pinned, m->host->total);
         cuda(device->free(0, m->there), "free");
-        cuda(device->pinned_free(m->pinned), "pinned_free");
+        cuda(device->pinned_free(0, m->pinned), "pinned_free");
     }
 }
 

@@ -100,7 +100,7 @@ static void checks_free(const dtr__nccl_comm *c, dtr__nccl_nan_checks *l) {
         (void)c->cuda->free(c->device, l->device);
     }
     if (l->host != NULL) {
-        (void)c->cuda->pinned_free(l->host);
+        (void)c->cuda->pinned_free(c->device, l->host);
     }
     free(l->input);
     free(l);
@@ -122,7 +122,8 @@ static dtr_status fill(const dtr__nccl_comm *c, dtr__nccl_nan_checks *l, size_t 
     DTR_CUDA_TRY(c->cuda->alloc(c->device, l->capacity * sizeof *l->device, &device),
                  DTR_ERR_NOMEM);
     l->device = device;
-    DTR_CUDA_TRY(c->cuda->pinned_alloc(l->capacity * sizeof *l->host, &host), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(c->cuda->pinned_alloc(c->device, l->capacity * sizeof *l->host, &host),
+                 DTR_ERR_NOMEM);
     l->host = host;
     return DTR_OK;
 }

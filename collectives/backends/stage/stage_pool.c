@@ -20,7 +20,7 @@ static void free_slot(dtr__stage *s, dtr__slot *slot) {
         }
     }
     if (slot->memory != NULL) {
-        (void)s->ops->pinned_free(slot->memory);
+        (void)s->ops->pinned_free(s->device, slot->memory);
     }
     free(slot);
 }
@@ -30,7 +30,7 @@ static dtr_status fill_slot(dtr__stage *s, dtr__slot *slot) {
     DTR_CUDA_TRY(s->ops->event_new(s->device, false, &slot->loaded), DTR_ERR_CUDA);
     DTR_CUDA_TRY(s->ops->event_new(s->device, false, &slot->stored), DTR_ERR_CUDA);
     void *memory = NULL;
-    DTR_CUDA_TRY(s->ops->pinned_alloc(slot->cap, &memory), DTR_ERR_NOMEM);
+    DTR_CUDA_TRY(s->ops->pinned_alloc(s->device, slot->cap, &memory), DTR_ERR_NOMEM);
     slot->memory = memory;
     return DTR_OK;
 }

@@ -28,25 +28,17 @@ static enum cudaStreamCaptureMode exchange(enum cudaStreamCaptureMode mode) {
         return scope_end(&scope_, (call)); \
     } while (0)
 
-#define ON_DEVICE_RELAXED(device, call)                                            \
-    do {                                                                           \
-        scope scope_;                                                              \
-        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
-        cudaError_t code_ = enter(&scope_, device);                                \
-        if (code_ == cudaSuccess) {                                                \
-            code_ = (call);                                                        \
-        }                                                                          \
-        (void)exchange(mode_);                                                     \
-        return scope_end(&scope_, code_);                                          \
-    } while (0)
-
-#define ANYWHERE_RELAXED(call)                                                     \
-    do {                                                                           \
-        scope scope_ = scope_begin();                                              \
-        enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
-        cudaError_t code_ = (call);                                                \
-        (void)exchange(mode_);                                                     \
-        return scope_end(&scope_, code_);                                          \
+/* The mode is exchanged on the device: that call, too, makes a context where none is current. */
+#define ON_DEVICE_RELAXED(device, call)                                                \
+    do {                                                                               \
+        scope scope_;                                                                  \
+        cudaError_t code_ = enter(&scope_, device);                                    \
+        if (code_ == cudaSuccess) {                                                    \
+            enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
+            code_ = (call);                                                            \
+            (void)exchange(mode_);                                                     \
+        }                                                                              \
+        return scope_end(&scope_, code_);                                              \
     } while (0)
 
 /* ---- facts ---- */
@@ -65,6 +57,10 @@ static int driver_version(int *version) {
 
 static int count(int *n) {
     ANYWHERE(cudaGetDeviceCount(n));
+}
+
+static int current(int *device) {
+    ANYWHERE(cudaGetDevice(device));
 }
 
 static int facts(int device, dtr__device_facts *f) {
@@ -94,12 +90,12 @@ static int device_free(int device, void *ptr) {
     ON_DEVICE_RELAXED(device, cudaFree(ptr));
 }
 
-static int pinned_alloc(size_t nbytes, void **ptr) {
-    ANYWHERE_RELAXED(cudaHostAlloc(ptr, nbytes > 0 ? nbytes : 1, cudaHostAllocPortable));
+static int pinned_alloc(int device, size_t nbytes, void **ptr) {
+    ON_DEVICE_RELAXED(device, cudaHostAlloc(ptr, nbytes > 0 ? nbytes : 1, cudaHostAllocPortable));
 }
 
-static int pinned_free(void *ptr) {
-    ANYWHERE_RELAXED(cudaFreeHost(ptr));
+static int pinned_free(int device, void *ptr) {
+    ON_DEVICE_RELAXED(device, cudaFreeHost(ptr));
 }
 
 static int owner(const void *ptr, int *device) {
@@ -215,6 +211,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .runtime_version = runtime_version,
     .driver_version = driver_version,
     .count = count,
+    .current = current,
     .facts = facts,
     .alloc = device_alloc,
     .free = device_free,

@@ -48,9 +48,12 @@ int64_t fake_now_ns(void);
 void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 void fake_settings_once(void);
 
-/* ---- devices (fake_device.c) ---- */
+/* ---- contexts (fake_context.c) ---- */
 
 int fake_device(void); /* current one of this thread */
+void fake_choose(int device);
+/* Makes a context current where the function needs one and the thread has none. */
+void fake_context_enter(const char *function);
 
 /* ---- memory (fake_memory.c) ---- */
 

@@ -5,12 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static _Thread_local int current;
-
-int fake_device(void) {
-    return current;
-}
-
 API cudaError_t cudaRuntimeGetVersion(int *version) {
     cudaError_t e = fake_enter_any("cudaRuntimeGetVersion", "%s", "");
     if (e == cudaSuccess) {
@@ -38,7 +32,7 @@ API cudaError_t cudaGetDeviceCount(int *count) {
 API cudaError_t cudaGetDevice(int *device) {
     cudaError_t e = fake_enter("cudaGetDevice", "%s", "");
     if (e == cudaSuccess) {
-        *device = current;
+        *device = fake_device();
     }
     return fake_result(e);
 }
@@ -51,7 +45,7 @@ API cudaError_t cudaSetDevice(int device) {
     cudaError_t e = fake_enter("cudaSetDevice", "device=%d", device);
     e = e == cudaSuccess ? check_device(device) : e;
     if (e == cudaSuccess) {
-        current = device;
+        fake_choose(device);
     }
     return fake_result(e);
 }
@@ -75,7 +69,7 @@ static void identity(int device, unsigned char uuid[16]) {
 }
 
 API void dtr_fake_cuda_uuid(unsigned char uuid[16]) {
-    identity(current, uuid);
+    identity(fake_device(), uuid);
 }
 
 API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
@@ -134,9 +128,9 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 API cudaError_t cudaDeviceSynchronize(void) {
-    cudaError_t e = fake_enter("cudaDeviceSynchronize", "device=%d", current);
+    cudaError_t e = fake_enter("cudaDeviceSynchronize", "device=%d", fake_device());
     if (e == cudaSuccess) {
-        fake_drain_device(current);
+        fake_drain_device(fake_device());
     }
     return fake_result(e);
 }

@@ -261,6 +261,9 @@ cudaError_t fake_enter(const char *function, const char *format, ...) {
     } else if (e == cudaSuccess && settings.n_devices == 0) {
         e = cudaErrorNoDevice;
     }
+    if (e == cudaSuccess) {
+        fake_context_enter(function);
+    }
     return e != cudaSuccess ? e : fake_capture_enter(function);
 }
 

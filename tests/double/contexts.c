@@ -1,0 +1,152 @@
+/* Contexts: a rank makes that of its own device and no other, whichever thread calls and whatever
+ * it calls first, and no thread is left on another device than before (nccl:GP3). The ranks see the
+ * same four GPUs and have one each. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+#include <dtr/dtr.h>
+
+#include "fake_cuda.h"
+#include "harness.h"
+
+enum { GPUS = 4, N = 700 };
+
+static dtr_device own(void) {
+    return dtr_world_device(th_world());
+}
+
+static void check_contexts(const char *after) {
+    int now = -1;
+    for (int d = 0; d < GPUS; d++) {
+        TH_CHECK(dtr_fake_cuda_context(d) == 0 || d == own().index,
+                 "after %s: a context on cuda:%d, this rank has cuda:%d", after, d, own().index);
+    }
+    TH_CHECK(cudaGetDevice(&now) == cudaSuccess && now == 0, "after %s: cuda:%d is current", after,
+             now);
+}
+
+static void use_memory(void) {
+    void *pinned = NULL, *p = NULL;
+    TH_IS(dtr_alloc(th_world(), (dtr_device){ DTR_CPU, 0 }, DTR_MEM_PINNED, N, &pinned), DTR_OK);
+    check_contexts("dtr_alloc of pinned memory");
+    TH_IS(dtr_free(th_world(), pinned), DTR_OK);
+    check_contexts("dtr_free of pinned memory");
+    TH_IS(dtr_alloc(th_world(), own(), DTR_MEM_DEFAULT, N, &p), DTR_OK);
+    check_contexts("dtr_alloc");
+    TH_IS(dtr_free(th_world(), p), DTR_OK);
+    check_contexts("dtr_free");
+}
+
+static void use_group(dtr_group *g, const char *name) {
+    dtr_work *w = NULL;
+    void *p = NULL;
+    TH_IS(dtr_alloc(th_world(), own(), DTR_MEM_DEFAULT, N * sizeof(float), &p), DTR_OK);
+    dtr_buffer b = { p, N, DTR_F32, own() };
+    TH_IS(dtr_allreduce(g, b, b, DTR_MAX, NULL, &w), DTR_OK);
+    check_contexts(name);
+    TH_IS(dtr_work_wait(w, -1), DTR_OK);
+    TH_IS(dtr_work_synchronize(w, -1), DTR_OK);
+    check_contexts("waiting");
+    TH_IS(dtr_work_release(w), DTR_OK);
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, NULL, NULL), DTR_OK);
+    TH_IS(dtr_group_drain(g, -1), DTR_OK);
+    TH_IS(dtr_free(th_world(), p), DTR_OK);
+    check_contexts(name);
+}
+
+static void use_tensor(void) {
+    dtr_tensor *t = NULL;
+    double norm = 0;
+    const int64_t n = N;
+    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, own(), DTR_MEM_DEFAULT, 1, &n, &t), DTR_OK);
+    TH_IS(dtr_tensor_fill(t, 0, NULL), DTR_OK);
+    TH_IS(dtr_tensor_norm(t, NULL, &norm), DTR_OK);
+    dtr_tensor_release(t);
+    check_contexts("tensors");
+}
+
+static void *use_all(void *group) {
+    use_memory();
+    use_group(group, "operations");
+    use_tensor();
+    return NULL;
+}
+
+static void in_a_thread(void *(*fn)(void *), void *arg) {
+    pthread_t t;
+    bool started = pthread_create(&t, NULL, fn, arg) == 0;
+    TH_CHECK(started, "no thread");
+    if (started) {
+        pthread_join(t, NULL);
+    }
+}
+
+START_TEST(GP3_each_rank_has_its_device) {
+    uint64_t all[GPUS];
+    th_gather_u64((uint64_t)own().index, all);
+    for (int i = 0; i < GPUS; i++) {
+        TH_CHECK(own().type == DTR_CUDA && (i == th_rank() || (int)all[i] != own().index),
+                 "ranks %d and %d have cuda:%d", i, th_rank(), own().index);
+    }
+    check_contexts("making the world");
+    TH_CHECK(dtr_fake_cuda_context(own().index) == 0, "making a world has made a context");
+    TH_AGREE();
+}
+END_TEST
+
+/* nccl and stage, from a thread that never chose a device, and from this one. */
+START_TEST(GP3_one_context) {
+    static const char *const ways[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
+    for (int i = 0; i < 2; i++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_group *g = NULL;
+        o.backend = ways[i];
+        TH_OK(dtr_group_create(th_world(), NULL, th_size(), &o, &g));
+        check_contexts("making a group");
+        in_a_thread(use_all, g);
+        use_all(g);
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+        check_contexts("the end of a group");
+    }
+    TH_CHECK(dtr_fake_cuda_context(own().index) == 1, "cuda:%d was used", own().index);
+    TH_AGREE();
+}
+END_TEST
+
+/* A thread that chose another device finds that again. */
+static void *on_its_own_device(void *other) {
+    int chosen = *(const int *)other, now = -1;
+    void *p = NULL;
+    TH_CHECK(cudaSetDevice(chosen) == cudaSuccess, "cudaSetDevice");
+    TH_IS(dtr_alloc(th_world(), own(), DTR_MEM_DEFAULT, N, &p), DTR_OK);
+    TH_IS(dtr_free(th_world(), p), DTR_OK);
+    TH_CHECK(cudaGetDevice(&now) == cudaSuccess && now == chosen, "cuda:%d is current, not %d", now,
+             chosen);
+    return NULL;
+}
+
+START_TEST(GP3_the_programs_choice) {
+    int other = (own().index + 1) % GPUS;
+    in_a_thread(on_its_own_device, &other);
+    for (int d = 0; d < GPUS; d++) {
+        TH_CHECK(dtr_fake_cuda_context(d) == (d == own().index || d == other),
+                 "cuda:%d has %d contexts", d, dtr_fake_cuda_context(d));
+    }
+    TH_AGREE();
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "contexts", 110);
+    th_add(tc, GP3_each_rank_has_its_device, GPUS, GPUS);
+    th_add(tc, GP3_one_context, GPUS, GPUS);
+    th_add(tc, GP3_the_programs_choice, GPUS, GPUS); /* last: it makes another context */
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "contexts", make);
+}
