@@ -335,6 +335,44 @@ START_TEST(G3_limit_of_setting_up) {
 }
 END_TEST
 
+/* F1: a split that is given up on all ranks, also by the one that gets no group. NCCL writes its
+ * handles later: where they are still waited for, and what comes then is aborted too. */
+START_TEST(F1_split_given_up) {
+    dtr_world *w = NULL;
+    dtr_group *g = NULL, *child = NULL;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    const bool outside = th_rank() == th_size() - 1;
+    o.has_device = true;
+    o.device = gpu;
+    setenv("DTR_NCCL_INIT_TIMEOUT", "0.5", 1);
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    unsetenv("DTR_NCCL_INIT_TIMEOUT");
+    TH_IS(dtr_group_create(w, NULL, th_size(), &o, &g), DTR_OK);
+    TH_AGREE();
+    fault("DTR_FAKE_NCCL_INIT_HANG_RANK", "0"); /* the first of the child's */
+    dtr_fake_cuda_log_start();
+    dtr_status s = dtr_group_split(g, outside ? DTR_COLOR_NONE : 0, 0, &o, &child);
+    TH_CHECK(outside || s < 0, "%s", dtr_status_name(s));
+    while (dtr_group_status(g) == DTR_OK) { /* the one outside hears of it */
+        th_sleep(0.001);
+    }
+    th_barrier();
+    fault("DTR_FAKE_NCCL_INIT_HANG_RANK", NULL);
+    TH_IS(dtr_group_destroy(child), DTR_OK);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+    const int ended = outside ? 1 : 2;
+    th_start since = th_begin();
+    while (calls("ncclCommAbort done") < ended && th_in_time(since, 5)) {
+        th_sleep(0.001);
+    }
+    TH_CHECK(calls("ncclCommAbort done") == ended, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(calls("ncclCommSplit has written its handle") == 1, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(calls("mistake") == 0, "%s", dtr_fake_cuda_log_text());
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl rules", 110);
     th_add(tc, AD11_no_threads_of_groups, 1, 0); /* first: later ones leave threads that end */
@@ -345,6 +383,7 @@ static void make(Suite *s) {
     th_add(tc, GP7_ways_by_version, 2, 0);
     th_add(tc, D21_D22_what_is_asked_and_said, 2, 0);
     th_add(tc, G3_limit_of_setting_up, 2, 0);
+    th_add(tc, F1_split_given_up, 3, 0);
     th_add(tc, T15_priority_of_the_stream, 2, 0);
     th_add(tc, T17_settings_of_nccl, 2, 0);
 }

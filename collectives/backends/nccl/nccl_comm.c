@@ -177,6 +177,11 @@ static void *end_main(void *arg) {
     if (together) {
         (void)first->ops->group_end(first->device);
     }
+    for (const dtr__nccl_comm *c = first; c != NULL; c = c->with) {
+        if (c->split != NULL) { /* a child that nobody waited for any more */
+            (void)c->ops->abandon(c->device, c->split);
+        }
+    }
     for (dtr__nccl_comm *c = first; c != NULL; c = next) {
         next = c->with;
         if (c->end_locked) {

@@ -35,6 +35,9 @@ typedef struct dtr__nccl_comm {
     bool replaced;        /* by another one for the same ranks; lock of the group's table */
     pthread_mutex_t lock; /* handle; one native call at a time, which may not return */
     void *handle;
+    /* Where NCCL puts what is split from it, which may be as late as its end; turn, then the end.
+     */
+    void *split;
     pthread_mutex_t pool_lock; /* idle, nan_checks; held briefly */
     dtr__nccl_event *idle;
     dtr__nccl_nan_checks *nan_checks;

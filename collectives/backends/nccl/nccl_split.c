@@ -61,25 +61,25 @@ static dtr_status settle(splitting *s, dtr__nccl_comm *c, int code) {
 static dtr_status run(splitting *s, int color, int key) {
     dtr__nccl_comm *p = s->parent, *c = s->child;
     const struct dtr__nccl *n = c != NULL ? c->owner : p->owner;
-    void *none = NULL;
     if (!dtr__nccl_enter(p)) {
         return broken(s);
     }
-    if (c != NULL) {
-        pthread_mutex_lock(&c->lock);
-    }
-    int code = p->ops->split(p->device, p->handle, c != NULL ? color : -1, key,
-                             c != NULL ? &c->handle : &none, &n->config);
-    if (c != NULL) {
-        pthread_mutex_unlock(&c->lock);
-    }
+    int code =
+        p->ops->split(p->device, p->handle, c != NULL ? color : -1, key, &p->split, &n->config);
     pthread_mutex_unlock(&p->lock);
     int busy = p->ops->in_progress;
     if (code != 0 && code != busy) {
         return dtr__nccl_failed(p, NULL, "ncclCommSplit", code);
     }
     DTR_TRY(settle(s, p, busy)); /* the child's handle is there when the parent is ready again */
-    return c != NULL ? settle(s, c, busy) : DTR_OK;
+    if (c == NULL) {
+        return DTR_OK;
+    }
+    pthread_mutex_lock(&c->lock);
+    c->handle = p->split;
+    p->split = NULL;
+    pthread_mutex_unlock(&c->lock);
+    return settle(s, c, busy);
 }
 
 /* The child's place among its group's communicators; its group is known to this thread alone. */

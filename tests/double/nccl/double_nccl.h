@@ -118,10 +118,11 @@ struct ncclComm {
     _Atomic int unfinished;         /* tasks enqueued, not ended */
     uint64_t stream_phase, control_phase, splits, windows;
     pthread_mutex_t lock;
-    pthread_t late;        /* thread of the non-blocking call under way; lock */
-    bool has_late;         /* lock */
-    char error[512];       /* lock */
-    dn_op ops[DN_MAX_OPS]; /* lock */
+    pthread_t late;         /* thread of the non-blocking call under way; lock */
+    bool has_late;          /* lock */
+    struct ncclComm *child; /* of the split under way, which an abort ends; lock */
+    char error[512];        /* lock */
+    dn_op ops[DN_MAX_OPS];  /* lock */
     bool op_used[DN_MAX_OPS];
 };
 

@@ -265,40 +265,72 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int
 typedef struct split {
     struct ncclComm *parent, *child; /* child: NULL where this rank has no colour */
     int color, key;
+    ncclComm_t *out;
 } split;
 
 /* All ranks of the parent come here; the child's facts follow from what they posted. */
-static void *split_main(void *arg) {
-    split s = *(split *)arg;
-    free(arg);
-    struct ncclComm *p = s.parent, *c = s.child;
+static ncclResult_t split_from(const split *s) {
+    struct ncclComm *p = s->parent, *c = s->child;
     dn_rank *r = p->shared->rank;
-    r[p->rank].color = s.color;
-    r[p->rank].key = s.key;
+    r[p->rank].color = s->color;
+    r[p->rank].key = s->key;
     if (!dn_control_barrier(p)) {
-        if (c != NULL) {
-            dn_fail(c, ncclSystemError);
-        }
-        return NULL;
+        return ncclSystemError;
     }
     p->splits++;
     if (c != NULL) {
         c->nranks = c->rank = 0;
         for (int i = 0; i < p->nranks; i++) {
-            bool mine = r[i].color == s.color;
+            bool mine = r[i].color == s->color;
             c->nranks += mine;
-            c->rank += mine && (r[i].key < s.key || (r[i].key == s.key && i < p->rank));
+            c->rank += mine && (r[i].key < s->key || (r[i].key == s->key && i < p->rank));
         }
         c->nonce =
-            (p->nonce ^ (p->splits << 32) ^ (uint64_t)s.color) * UINT64_C(0xff51afd7ed558ccd);
+            (p->nonce ^ (p->splits << 32) ^ (uint64_t)s->color) * UINT64_C(0xff51afd7ed558ccd);
         snprintf(c->name, sizeof c->name, "/dtr-fake-nccl-%d-%016llx", r[0].pid,
                  (unsigned long long)c->nonce);
     }
-    bool good = dn_control_barrier(p); /* nobody posts for the next split before all have read */
-    if (c != NULL && good) {
+    if (!dn_control_barrier(p)) { /* nobody posts for the next split before all have read */
+        return ncclSystemError;
+    }
+    if (c != NULL) {
         init_main(c);
     }
+    return c != NULL ? (ncclResult_t)atomic_load(&c->state) : ncclSuccess;
+}
+
+/* As NCCL does it: the handle is written at the end, NULL too, also where the parent was aborted
+ * meanwhile, and a child that has failed is the caller's to abort. */
+static void *split_main(void *arg) {
+    split s = *(split *)arg;
+    free(arg);
+    ncclResult_t r = split_from(&s);
+    dtr_fake_cuda_delay();
+    if (r != ncclSuccess) {
+        dn_fail(s.parent, r);
+        if (s.child != NULL) {
+            dn_fail(s.child, r);
+        }
+    }
+    fake_lock(&s.parent->lock);
+    s.parent->child = NULL;
+    fake_unlock(&s.parent->lock);
+    __atomic_store_n(s.out, s.child, __ATOMIC_RELEASE);
+    dtr_fake_cuda_log("ncclCommSplit", "has written its handle");
     return NULL;
+}
+
+/* Whether it lies in a frame of this thread, which may be gone when it is written. */
+static bool on_stack(const void *p) {
+    pthread_attr_t a;
+    void *at = NULL;
+    size_t nbytes = 0;
+    if (pthread_getattr_np(pthread_self(), &a) != 0) {
+        return false;
+    }
+    (void)pthread_attr_getstack(&a, &at, &nbytes);
+    pthread_attr_destroy(&a);
+    return (const char *)p >= (char *)at && (const char *)p < (char *)at + nbytes;
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
@@ -323,13 +355,19 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         free(s);
         return dn_group_failed(ncclSystemError);
     }
-    *newcomm = c;
-    *s = (split){ comm, c, color, key };
-    if (c == NULL) { /* an outsider takes part on the parent's own thread */
-        return dn_start(comm, split_main, s);
+    *newcomm = NULL;
+    *s = (split){ comm, c, color, key, newcomm };
+    if (c != NULL) {
+        c->blocking = blocking;
     }
-    c->blocking = blocking;
-    return start_init(c, newcomm, split_main, s);
+    if ((!comm->blocking || dn_in_group()) && on_stack(newcomm)) {
+        dtr_fake_cuda_log("ncclCommSplit", "mistake: the handle's place is on the stack, and it is "
+                                           "written late");
+    }
+    fake_lock(&comm->lock);
+    comm->child = c;
+    fake_unlock(&comm->lock);
+    return dn_start(comm, split_main, s);
 }
 
 /* ---- end ---- */
@@ -375,6 +413,11 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
     if (abort_it || atomic_load(&comm->state) != ncclSuccess) {
         dtr_fake_cuda_delay();
         atomic_store(&comm->aborted, 1);
+        fake_lock(&comm->lock);
+        if (comm->child != NULL) {
+            atomic_store(&comm->child->aborted, 1);
+        }
+        fake_unlock(&comm->lock);
         join_late(comm); /* it may still be attaching */
         if (comm->shared != NULL) {
             atomic_store(&comm->shared->rank[comm->rank].left, 1);
