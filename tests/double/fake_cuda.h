@@ -25,6 +25,9 @@ DTR_FAKE_API void *dtr_fake_cuda_host(const void *dev, size_t nbytes);
  * trace and log. 0 or a cudaError. The NULL stream ends the process in strict mode. */
 DTR_FAKE_API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg),
                                        void *arg, size_t nbytes);
+/* Takes a block of device memory away at once, also from tasks that have yet to use it, which then
+ * fault: cudaFree without its wait for the device. */
+DTR_FAKE_API int dtr_fake_cuda_unmap(void *dev);
 /* Whether a task would be kept for a graph, which runs copies of its malloc'ed argument of
  * `nbytes`. */
 DTR_FAKE_API int dtr_fake_cuda_capturing(void *stream);

@@ -145,6 +145,35 @@ START_TEST(AA3_blocks) {
 }
 END_TEST
 
+/* Lets the held stream go once the block's end waits for it, or has not waited. */
+static void *let_go_main(void *event) {
+    while (calls("cudaFree p=") == 0 && calls("ncclMemFree ptr") == 0) {
+        th_sleep(0.001);
+    }
+    TH_CHECK(calls("ncclMemFree ptr") == 0, "the memory is gone while a stream has to use it");
+    dtr_fake_cuda_hold(event, 0);
+    return NULL;
+}
+
+/* AA7: what the program's streams still do with a block is over when its memory goes. */
+START_TEST(AA7_free_waits) {
+    cudaEvent_t open;
+    cudaStream_t stream = held_stream(&open);
+    pthread_t thread;
+    dtr_buffer m = device_f32(N);
+    TH_CHECK(cudaMemsetAsync(m.data, 0, N, stream) == cudaSuccess, "fill");
+    dtr_fake_cuda_log_start();
+    TH_CHECK(pthread_create(&thread, NULL, let_go_main, open) == 0, "thread");
+    drop(m);
+    pthread_join(thread, NULL);
+    TH_CHECK(calls("ncclMemFree ptr") == 1, "%s", dtr_fake_cuda_log_text());
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    TH_AGREE();
+}
+END_TEST
+
 /* How many blocks have begun since the log did; each is known. */
 static int blocks_known(void) {
     int n = 0;
@@ -352,6 +381,7 @@ static void make(Suite *s) {
     th_add(tc, AA5_teardown, 1, 0);
     th_add(tc, AA6_errors, 1, 0);
     th_add(tc, AA7_other_memory, 1, 0);
+    th_add(tc, AA7_free_waits, 1, 0);
     th_add(tc, AA3_threads, 1, 0);
 }
 

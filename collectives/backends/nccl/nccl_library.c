@@ -357,8 +357,19 @@ static int memory_new(int device, size_t nbytes, void **ptr) {
     ON_DEVICE(device, nccl.MemAlloc(ptr, nbytes));
 }
 
+/* NCCL takes memory away at once, also from what streams have yet to do with it. cudaFree waits for
+ * the device, which a synchronization of the device must not while some stream captures a graph. */
+static ncclResult_t wait_and_free(void *ptr) {
+    enum cudaStreamCaptureMode mode = exchange_mode(cudaStreamCaptureModeRelaxed);
+    void *small = NULL;
+    cudaError_t e = cudaMalloc(&small, 1);
+    e = e == cudaSuccess ? cudaFree(small) : cudaDeviceSynchronize();
+    (void)exchange_mode(mode);
+    return e == cudaSuccess ? nccl.MemFree(ptr) : ncclUnhandledCudaError;
+}
+
 static int memory_free(int device, void *ptr) {
-    ON_DEVICE(device, nccl.MemFree(ptr));
+    ON_DEVICE(device, wait_and_free(ptr));
 }
 
 static int memory_add(int device, void *comm, void *ptr, size_t nbytes, void **registration) {

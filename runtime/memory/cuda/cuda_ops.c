@@ -15,13 +15,6 @@
         return scope_end(&scope_, code_);           \
     } while (0)
 
-/* A thread of the library that looks at an event, or frees memory, must not ruin the capture of a
- * graph by whoever: CUDA forbids such calls to threads that have not said that they know. */
-static enum cudaStreamCaptureMode exchange(enum cudaStreamCaptureMode mode) {
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    return mode;
-}
-
 #define ANYWHERE(call)                     \
     do {                                   \
         scope scope_ = scope_begin();      \
@@ -29,16 +22,16 @@ static enum cudaStreamCaptureMode exchange(enum cudaStreamCaptureMode mode) {
     } while (0)
 
 /* The mode is exchanged on the device: that call, too, makes a context where none is current. */
-#define ON_DEVICE_RELAXED(device, call)                                                \
-    do {                                                                               \
-        scope scope_;                                                                  \
-        cudaError_t code_ = enter(&scope_, device);                                    \
-        if (code_ == cudaSuccess) {                                                    \
-            enum cudaStreamCaptureMode mode_ = exchange(cudaStreamCaptureModeRelaxed); \
-            code_ = (call);                                                            \
-            (void)exchange(mode_);                                                     \
-        }                                                                              \
-        return scope_end(&scope_, code_);                                              \
+#define ON_DEVICE_RELAXED(device, call)                                                     \
+    do {                                                                                    \
+        scope scope_;                                                                       \
+        cudaError_t code_ = enter(&scope_, device);                                         \
+        if (code_ == cudaSuccess) {                                                         \
+            enum cudaStreamCaptureMode mode_ = exchange_mode(cudaStreamCaptureModeRelaxed); \
+            code_ = (call);                                                                 \
+            (void)exchange_mode(mode_);                                                     \
+        }                                                                                   \
+        return scope_end(&scope_, code_);                                                   \
     } while (0)
 
 /* ---- facts ---- */

@@ -41,4 +41,11 @@ static inline cudaError_t enter(scope *s, int device) {
     return dtr__cuda_push(device, &s->pushed);
 }
 
+/* A thread of the library that looks at an event, or frees memory, must not ruin the capture of a
+ * graph by whoever: CUDA forbids such calls to threads that have not said that they know. */
+static inline enum cudaStreamCaptureMode exchange_mode(enum cudaStreamCaptureMode mode) {
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
 #endif /* DTR_CUDA_SCOPE_H */

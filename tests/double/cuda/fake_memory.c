@@ -159,16 +159,11 @@ static void check_tail(const block *b, const char *alias) {
     }
 }
 
-API cudaError_t cudaFree(void *p) {
-    cudaError_t e = fake_enter("cudaFree", "p=%p", p);
-    if (e != cudaSuccess || p == NULL) {
-        return fake_result(e);
-    }
+API int dtr_fake_cuda_unmap(void *p) {
     int device = -1;
     if (fake_classify(p, &device) != FAKE_DEVICE) {
         return fake_result(cudaErrorInvalidValue);
     }
-    fake_drain_device(device);
     fake_lock(&lock);
     block *b = take_block(p, false);
     if (b != NULL) {
@@ -182,6 +177,18 @@ API cudaError_t cudaFree(void *p) {
     fake_unlock(&lock);
     free(b);
     return fake_result(b != NULL ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+API cudaError_t cudaFree(void *p) {
+    cudaError_t e = fake_enter("cudaFree", "p=%p", p);
+    if (e != cudaSuccess || p == NULL) {
+        return fake_result(e);
+    }
+    int device = -1;
+    if (fake_classify(p, &device) == FAKE_DEVICE) {
+        fake_drain_device(device);
+    }
+    return (cudaError_t)dtr_fake_cuda_unmap(p);
 }
 
 API cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {

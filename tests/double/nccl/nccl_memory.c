@@ -139,7 +139,7 @@ ncclResult_t ncclMemFree(void *ptr) {
         return mistake(NULL, "ncclMemFree", "is not memory of ncclMemAlloc", ptr);
     }
     dtr_fake_cuda_log("ncclMemFree", "ptr %p", ptr);
-    return cudaFree(ptr) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+    return dtr_fake_cuda_unmap(ptr) == 0 ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 ncclResult_t ncclCommRegister(ncclComm_t comm, void *ptr, size_t size, void **handle) {
