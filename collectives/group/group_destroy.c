@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backends/nccl/nccl_calls.h"
 #include "core/work.h"
 #include "engine/engine.h"
 #include "failure/peer_failure.h"
@@ -114,6 +115,11 @@ static dtr_status group_destroy(dtr_group *group) {
     if (still_referenced(group)) {
         return DTR_OK;
     }
+    DTR_REQUIRE(atomic_load(&group->status) != DTR_OK || !dtr__nccl_in_graphs(group), &ctx,
+                DTR_ERR_STATE,
+                "dtr_group_destroy: a graph of CUDA holds operations of group '%s', for which NCCL "
+                "would wait; destroy the graph and all made of it first",
+                group->name);
     dtr__groups_sweep(group->world);
     if (dtr__progress_stuck(group->world)) {
         dtr__group_unlist(group); /* all else may be in the hands of that thread */

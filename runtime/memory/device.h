@@ -42,7 +42,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * no other device, and leaves an error of an earlier call of the program alone, and captures of
  * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
  * the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 8 };
+enum { DTR__DEVICE_ABI = 9 };
 typedef struct dtr__device_ops {
     int abi;     /* DTR__DEVICE_ABI of the build */
     int toolkit; /* CUDA version of the build, as 13000 */
@@ -75,6 +75,9 @@ typedef struct dtr__device_ops {
     int (*stream_wait)(int device, void *stream, void *event);
     /* Whether what is put into the stream is kept for a graph instead of run. */
     int (*stream_capturing)(int device, void *stream, dtr__capture *capture);
+    /* gone(arg) once nothing is left of the graph that the stream captures, nor of what is made of
+     * it, on a thread of CUDA's, which may call nothing of CUDA; at once where this fails. */
+    int (*capture_notice)(int device, void *stream, void (*gone)(void *arg), void *arg);
     int (*event_new)(int device, bool timed, void **event);
     int (*event_free)(int device, void *event);
     int (*event_record)(int device, void *event, void *stream);

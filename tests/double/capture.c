@@ -3,6 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <mpi.h>
+
+#include <dtr/mpi.h>
+
 #include "device_data.h"
 #include "fake_cuda.h"
 #include "harness.h"
@@ -232,12 +236,71 @@ START_TEST(AB6_refusals_leave_the_capture) {
 }
 END_TEST
 
+/* A graph that is there keeps the group, because NCCL would wait for it without an end. */
+START_TEST(AB9_a_graph_keeps_its_group) {
+    dtr_group *g = group_of("cpu:auto,cuda:nccl", 0);
+    dtr_buffer b = filled(N, 1);
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    warm(g);
+    begin();
+    o.stream = stream;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, NULL), DTR_OK);
+    cudaGraphExec_t exec = end();
+    TH_IS(dtr_group_destroy(g), DTR_ERR_STATE);
+    TH_MESSAGE("graph");
+    warm(g); /* it goes on */
+    TH_CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess, "launch");
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    check(b, 1, (float)th_size(), "the graph");
+    finish(exec);
+    drop(b);
+    TH_OK(dtr_group_destroy(g));
+}
+END_TEST
+
+/* A world that ends with a graph of one of its groups leaves the communicator to the graph's end.
+ */
+START_TEST(AB9_a_world_ends_before_a_graph) {
+    dtr_world *w = NULL;
+    dtr_group *g = NULL;
+    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_buffer b = filled(N, 1);
+    go.backend = "cpu:auto,cuda:nccl";
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+    TH_IS(dtr_group_create(w, NULL, th_size(), &go, &g), DTR_OK);
+    TH_IS(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL), DTR_OK);
+    TH_IS(dtr_group_drain(g, -1), DTR_OK);
+    dtr_fake_cuda_log_start();
+    begin();
+    o.stream = stream;
+    TH_IS(dtr_allreduce(g, b, b, DTR_SUM, &o, NULL), DTR_OK);
+    cudaGraphExec_t exec = end();
+    TH_AGREE();
+    th_start since = th_begin();
+    (void)dtr_world_destroy(w);
+    TH_CHECK(th_in_time(since, 5), "it waited for the graph");
+    TH_CHECK(dtr_fake_cuda_log_count("ncclCommAbort done") == 0, "%s", dtr_fake_cuda_log_text());
+    cudaGraphExecDestroy(exec);
+    since = th_begin();
+    while (dtr_fake_cuda_log_count("ncclCommAbort done") == 0 && th_in_time(since, 5)) {
+        th_sleep(0.001);
+    }
+    TH_CHECK(dtr_fake_cuda_log_count("ncclCommAbort done") == 1, "%s", dtr_fake_cuda_log_text());
+    cudaStreamDestroy(stream);
+    drop(b);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "capture", 110);
     th_add(tc, AB2_replay_with_changed_input, 1, 0);
     th_add(tc, AB7_events_of_a_graph_are_kept, 1, 0);
     th_add(tc, AB5_a_busy_library, 1, 0);
     th_add(tc, AB6_refusals_leave_the_capture, 1, 0);
+    th_add(tc, AB9_a_graph_keeps_its_group, 1, 0);
+    th_add(tc, AB9_a_world_ends_before_a_graph, 1, 0);
 }
 
 int main(int argc, char **argv) {

@@ -312,6 +312,7 @@ static dtr_status nccl_prepare(dtr_group *g, void *state, dtr_work *w, dtr_work 
     ranks_of(g, &w->call, &low, &high);
     dtr__nccl_comm *comm = dtr__nccl_comm_find(state, w->call.device.index, low, high);
     DTR_TRY(captured ? dtr__nccl_capture_check(w, comm) : dtr__nccl_capture_over(&w->call, comm));
+    DTR_TRY(captured ? dtr__nccl_graph_begin(comm, w->call.stream) : DTR_OK);
     dtr_status s = make_op(comm, w, whole, calls, n, &op);
     if (s < 0) {
         return captured ? s : or_break(g, s);

@@ -48,6 +48,10 @@ void dtr__nccl_limits(const dtr_group *g, dtr_group_options *o);
 /* Helper threads of this group left behind inside NCCL. Any thread. */
 uint64_t dtr__nccl_helpers(const dtr_group *g);
 
+/* Whether a graph of the program holds operations of this group. CUDA tells of a graph's end a
+ * while later, for which this waits a second. */
+bool dtr__nccl_in_graphs(const dtr_group *g);
+
 /* Make the communicator of all members for this device, unless it is there; collective. A failure
  * breaks the group. */
 dtr_status dtr__nccl_ready(dtr_group *g, int device);

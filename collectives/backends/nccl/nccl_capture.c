@@ -1,6 +1,8 @@
 /* Calls whose stream captures a graph of CUDA: they are put into the graph together with their
  * stream dependencies, get a number and a record once, and are never watched, because a launch of
  * the graph is the program's affair. */
+#include <stdlib.h>
+
 #include "core/team.h"
 #include "engine/engine.h"
 #include "nccl_internal.h"
@@ -72,4 +74,55 @@ dtr_status dtr__nccl_capture_check(const dtr_work *w, const dtr__nccl_comm *comm
                 "operation; call it outside the capture",
                 kind, g->name);
     return DTR_OK;
+}
+
+/* ---- graphs ---- */
+
+void dtr__nccl_graphs_unref(dtr__nccl_graphs *graphs) {
+    if (graphs != NULL && atomic_fetch_sub_explicit(&graphs->refs, 1, memory_order_acq_rel) == 1) {
+        free(graphs);
+    }
+}
+
+static void graph_gone(void *arg) {
+    dtr__nccl_graphs *graphs = arg;
+    atomic_fetch_sub_explicit(&graphs->live, 1, memory_order_release);
+    dtr__nccl_graphs_unref(graphs);
+}
+
+dtr_status dtr__nccl_graph_begin(const dtr__nccl_comm *comm, void *stream) {
+    if (comm->graphs != NULL) {
+        atomic_fetch_add_explicit(&comm->graphs->refs, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&comm->graphs->live, 1, memory_order_relaxed);
+        DTR_CUDA_TRY(comm->cuda->capture_notice(comm->device, stream, graph_gone, comm->graphs),
+                     DTR_ERR_CUDA);
+    }
+    return DTR_OK;
+}
+
+bool dtr__nccl_has_graphs(const dtr__nccl_comm *comm) {
+    return comm->graphs != NULL &&
+           atomic_load_explicit(&comm->graphs->live, memory_order_acquire) > 0;
+}
+
+static bool any_graphs(struct dtr__nccl *n) {
+    bool any = false;
+    pthread_mutex_lock(&n->lock);
+    for (const dtr__nccl_comm *c = n->comms; c != NULL && !any; c = c->next) {
+        any = dtr__nccl_has_graphs(c);
+    }
+    pthread_mutex_unlock(&n->lock);
+    return any;
+}
+
+bool dtr__nccl_in_graphs(const dtr_group *g) {
+    struct dtr__nccl *n = dtr__nccl_of(g);
+    const double end = dtr__now() + 1;
+    while (n != NULL && any_graphs(n)) {
+        if (dtr__now() >= end) {
+            return true;
+        }
+        dtr__nccl_nap_ms();
+    }
+    return false;
 }

@@ -41,6 +41,7 @@ static void comm_free(dtr__nccl_comm *c) {
     }
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->pool_lock);
+    dtr__nccl_graphs_unref(c->graphs);
     free(c->messages);
     free(c);
 }
@@ -66,8 +67,12 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->pool_lock, NULL);
     c->messages = calloc(2 * (size_t)c->size, sizeof *c->messages);
-    DTR_REQUIRE(c->messages != NULL, NULL, DTR_ERR_NOMEM,
+    c->graphs = c->local ? NULL : calloc(1, sizeof *c->graphs);
+    DTR_REQUIRE(c->messages != NULL && (c->local || c->graphs != NULL), NULL, DTR_ERR_NOMEM,
                 "out of memory for a communicator of group '%s'", g->name);
+    if (c->graphs != NULL) {
+        atomic_init(&c->graphs->refs, 1);
+    }
     bool high = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) == 0;
     DTR_CUDA_TRY(c->cuda->stream_new(c->device, high, &c->stream), DTR_ERR_CUDA);
     return DTR_OK;
@@ -318,7 +323,7 @@ static bool finalize(dtr__nccl_comm *c) {
 static bool all_ended(struct dtr__nccl *n, double limit_s) {
     double end = dtr__now() + limit_s;
     for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
-        bool begun = !c->local && c->ready;
+        bool begun = !c->local && c->ready && atomic_load(&c->aborted) == 0;
         while (begun && atomic_load_explicit(&c->ended, memory_order_acquire) == 0) {
             if (dtr__now() >= end) {
                 return false;
@@ -329,6 +334,20 @@ static bool all_ended(struct dtr__nccl *n, double limit_s) {
     return true;
 }
 
+/* All members end a communicator together, but for one that is in a graph of the program: NCCL
+ * waits for the graph's end, and the thread that aborts it with NCCL. */
+static void begin_end(dtr_group *g, dtr__nccl_comm *c) {
+    if (dtr__nccl_has_graphs(c)) {
+        DTR_WARN(g->world,
+                 "group '%s' ends while a graph of CUDA holds operations of it; its communicator "
+                 "for cuda:%d stays until the graph is destroyed",
+                 g->name, c->device);
+        dtr__nccl_abort(c);
+    } else {
+        (void)finalize(c);
+    }
+}
+
 void dtr__nccl_close(dtr_group *g, void *state) {
     struct dtr__nccl *n = state;
     /* NCCL ends a communicator together; who takes a released group down by himself aborts it, with
@@ -337,7 +356,7 @@ void dtr__nccl_close(dtr_group *g, void *state) {
     int left = 0;
     if (healthy) {
         for (dtr__nccl_comm *c = n->comms; c != NULL; c = c->next) {
-            (void)finalize(c);
+            begin_end(g, c);
         }
         clean = all_ended(n, g->timeout_cuda_s < 60 ? g->timeout_cuda_s : 60);
     }

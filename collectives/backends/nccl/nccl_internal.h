@@ -17,6 +17,12 @@ typedef struct dtr__nccl_event {
 /* Searches the inputs of an operation for NaN. */
 typedef struct dtr__nccl_nan_checks dtr__nccl_nan_checks;
 
+/* Graphs that hold operations of a communicator, for whose end NCCL's waits. Outlives both. */
+typedef struct dtr__nccl_graphs {
+    _Atomic int refs; /* of the communicator and of each graph */
+    _Atomic int live;
+} dtr__nccl_graphs;
+
 /* Of a group and a device, or of a pair of ranks and a device. Outlives the group while a handle of
  * one of its works does. Locks: `turn` of the group before `lock`. */
 typedef struct dtr__nccl_comm {
@@ -57,6 +63,7 @@ typedef struct dtr__nccl_comm {
     uint64_t seen;                /* of them that have ended; progress lock */
     int64_t asked_ns;             /* last look at the communicator's state; progress lock */
     bool captured;                /* its stream may be part of a capture; turn */
+    dtr__nccl_graphs *graphs;     /* constant; NULL: it is local */
     dtr__nccl_event *kept;        /* of captured works: not to be used again; pool_lock */
     /* Memory that is registered with it (nccl_register.c). */
     dtr__nccl_blocks *blocks;          /* a reference, NULL: of none, or no longer; pool_lock */
@@ -154,6 +161,10 @@ dtr_status dtr__nccl_capture_check(const dtr_work *w, const dtr__nccl_comm *comm
 /* Whether the communicator's stream still belongs to a capture, of another stream than the call's.
  * turn held. */
 dtr_status dtr__nccl_capture_over(const dtr__call *c, dtr__nccl_comm *comm);
+/* The graph that the stream captures is about to hold an operation of the communicator. */
+dtr_status dtr__nccl_graph_begin(const dtr__nccl_comm *comm, void *stream);
+bool dtr__nccl_has_graphs(const dtr__nccl_comm *comm);
+void dtr__nccl_graphs_unref(dtr__nccl_graphs *graphs);
 
 /* ---- nccl_comm.c ---- */
 /* The communicator for these ranks and this device, NULL: there is none yet. */

@@ -146,9 +146,10 @@ DTR_API dtr_status dtr_group_split(dtr_group *parent, int color, int key,
  *  @collective all members
  *  @blocking until its operations have finished, up to the group's timeout
  *  @gpu waits for its streams
- *  @errors DTR_ERR_ARG (the world's own group), DTR_ERR_STATE (destroyed before), DTR_ERR_TIMEOUT
- * (unfinished work was aborted, or a thread hangs inside the group's transport, which breaks
- * this rank's other groups too; the handle is gone all the same)
+ *  @errors DTR_ERR_ARG (the world's own group), DTR_ERR_STATE (destroyed before; a graph of CUDA
+ * holds operations of it on this rank, and it stays as it is), DTR_ERR_TIMEOUT (unfinished work was
+ * aborted, or a thread hangs inside the group's transport, which breaks this rank's other groups
+ * too; the handle is gone all the same)
  *  @since 0.1 */
 DTR_API dtr_status dtr_group_destroy(dtr_group *group);
 

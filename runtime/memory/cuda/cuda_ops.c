@@ -174,6 +174,41 @@ static int stream_capturing(int device, void *stream, dtr__capture *capture) {
     ON_DEVICE(device, capturing(stream, capture));
 }
 
+static cudaError_t notice(void *stream, void (*gone)(void *), void *arg) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    cudaUserObject_t object;
+#if CUDART_VERSION >= 13000
+    cudaError_t e = cudaStreamGetCaptureInfo(stream, &status, NULL, &graph, NULL, NULL, NULL);
+#else
+    cudaError_t e = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, &graph, NULL, NULL);
+#endif
+    e = e == cudaSuccess && graph == NULL ? cudaErrorIllegalState : e;
+    e = e == cudaSuccess
+            ? cudaUserObjectCreate(&object, arg, gone, 1, cudaUserObjectNoDestructorSync)
+            : e;
+    if (e != cudaSuccess) {
+        gone(arg);
+        return e;
+    }
+    e = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+    if (e != cudaSuccess) {
+        (void)cudaUserObjectRelease(object, 1); /* calls it */
+    }
+    return e;
+}
+
+static int capture_notice(int device, void *stream, void (*gone)(void *), void *arg) {
+    scope s;
+    cudaError_t e = enter(&s, device);
+    if (e == cudaSuccess) {
+        e = notice(stream, gone, arg);
+    } else {
+        gone(arg);
+    }
+    return scope_end(&s, e);
+}
+
 static int event_new(int device, bool timed, void **event) {
     ON_DEVICE(device, cudaEventCreateWithFlags((cudaEvent_t *)event,
                                                timed ? cudaEventDefault : cudaEventDisableTiming));
@@ -220,6 +255,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .stream_synchronize = stream_synchronize,
     .stream_wait = stream_wait,
     .stream_capturing = stream_capturing,
+    .capture_notice = capture_notice,
     .event_new = event_new,
     .event_free = event_free,
     .event_record = event_record,

@@ -93,6 +93,13 @@ bool fake_capture_record(const fake_stream *s, const void *event);
 /* True: nothing is left to do but to return *e. */
 bool fake_capture_wait(fake_stream *s, const void *event, bool recorded, cudaError_t *e);
 
+/* ---- objects of graphs (fake_objects.c) ---- */
+
+typedef struct fake_held fake_held;             /* what a graph holds, NULL: nothing */
+void fake_hold(fake_held **list, void *object); /* takes over a reference */
+void fake_hold_same(fake_held **list, const fake_held *from);
+void fake_let_go(fake_held *list);
+
 /* ---- kernels (fake_kernels.c) ---- */
 
 typedef struct fake_kernel {

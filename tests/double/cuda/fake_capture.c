@@ -23,6 +23,7 @@ typedef struct node {
 typedef struct graph {
     node *nodes;
     size_t n, room;
+    fake_held *held;
 } graph;
 
 typedef struct clocks {
@@ -307,6 +308,7 @@ static graph *copy_graph(const graph *from) {
         n.arg = copy_argument(&n);
         add_node(g, n);
     }
+    fake_hold_same(&g->held, from->held);
     return g;
 }
 
@@ -315,6 +317,7 @@ static void free_graph(graph *g) {
         fake_after(g->nodes[i].arg);
         free(g->nodes[i].arg);
     }
+    fake_let_go(g->held);
     free(g->nodes);
     free(g);
 }
@@ -423,6 +426,39 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptur
                            : cudaStreamCaptureStatusActive;
     fake_unlock(&lock);
     return cudaSuccess;
+}
+
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                         unsigned long long *id, cudaGraph_t *out,
+                                         const cudaGraphNode_t **from,
+                                         const cudaGraphEdgeData **edges, size_t *n) {
+    cudaError_t e = fake_enter("cudaStreamGetCaptureInfo", "stream=%p", (void *)stream);
+    fake_stream *s = e == cudaSuccess ? fake_stream_of(stream) : NULL;
+    if (s == NULL || id != NULL || from != NULL || edges != NULL || n != NULL) {
+        return fake_result(e != cudaSuccess ? e : cudaErrorInvalidValue);
+    }
+    fake_lock(&lock);
+    const capture *c = capture_of(s);
+    *status = c == NULL    ? cudaStreamCaptureStatusNone
+              : c->invalid ? cudaStreamCaptureStatusInvalidated
+                           : cudaStreamCaptureStatusActive;
+    *out = c != NULL ? (cudaGraph_t)(void *)c->recorded : NULL;
+    fake_unlock(&lock);
+    return cudaSuccess;
+}
+
+API cudaError_t cudaGraphRetainUserObject(cudaGraph_t g, cudaUserObject_t o, unsigned refs,
+                                          unsigned flags) {
+    cudaError_t e = fake_enter("cudaGraphRetainUserObject", "graph=%p", (void *)g);
+    if (e == cudaSuccess && (g == NULL || refs != 1 || flags != cudaGraphUserObjectMove)) {
+        e = cudaErrorInvalidValue;
+    }
+    if (e == cudaSuccess) {
+        fake_lock(&lock);
+        fake_hold(&((graph *)(void *)g)->held, (void *)o);
+        fake_unlock(&lock);
+    }
+    return fake_result(e);
 }
 
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g,

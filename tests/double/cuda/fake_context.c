@@ -33,9 +33,10 @@ void fake_choose(int device) {
 /* The calls whose code in CUDA 13.0 does not ask for a context. */
 static bool needs_context(const char *function) {
     static const char *const free_of_it[] = {
-        "cudaGetDevice",          "cudaGetDeviceCount", "cudaGetDeviceProperties",
-        "cudaDeviceGetAttribute", "cudaEventQuery",     "cudaPointerGetAttributes",
-        "cudaEventSynchronize",   "cudaSetDevice",      "cudaEventElapsedTime",
+        "cudaGetDevice",          "cudaGetDeviceCount",    "cudaGetDeviceProperties",
+        "cudaDeviceGetAttribute", "cudaEventQuery",        "cudaPointerGetAttributes",
+        "cudaEventSynchronize",   "cudaSetDevice",         "cudaEventElapsedTime",
+        "cudaUserObjectCreate",   "cudaUserObjectRelease", "cudaGraphRetainUserObject",
     };
     for (size_t i = 0; i < sizeof free_of_it / sizeof free_of_it[0]; i++) {
         if (strcmp(free_of_it[i], function) == 0) {

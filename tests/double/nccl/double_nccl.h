@@ -116,6 +116,7 @@ struct ncclComm {
     _Atomic int aborted;            /* tasks, threads and host calls of this communicator give up */
     _Atomic uint64_t tickets, turn; /* tasks run in the order of their launch, over all streams */
     _Atomic int unfinished;         /* tasks enqueued, not ended */
+    _Atomic int graphs;             /* launches kept in graphs that are there */
     uint64_t stream_phase, control_phase, splits, windows;
     pthread_mutex_t lock;
     pthread_t late;         /* thread of the non-blocking call under way; lock */
@@ -166,6 +167,7 @@ void dn_reduce(void *out, const char *const *in, int n, size_t count, ncclDataTy
 ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n);
 
 /* nccl_comm.c */
+void dn_graphs_end(const struct ncclComm *c); /* waits for them, whatever happens */
 ncclResult_t dn_check_live(struct ncclComm *c, const char *function);
 ncclResult_t dn_check_comm(struct ncclComm *c, const char *function); /* and without an error */
 void dn_fail(struct ncclComm *c, ncclResult_t r);                     /* the first error stays */

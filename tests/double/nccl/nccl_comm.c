@@ -372,6 +372,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
 
 /* ---- end ---- */
 
+void dn_graphs_end(const struct ncclComm *c) {
+    const struct timespec t = { 0, 100000 };
+    while (atomic_load(&c->graphs) > 0) {
+        nanosleep(&t, NULL);
+    }
+}
+
 static void *finalize_main(void *arg) {
     struct ncclComm *c = arg;
     for (unsigned turn = 0; atomic_load(&c->unfinished) > 0; turn++) {
@@ -379,6 +386,7 @@ static void *finalize_main(void *arg) {
             return NULL;
         }
     }
+    dn_graphs_end(c);
     dn_control_barrier(c);
     return NULL;
 }
@@ -423,6 +431,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
             atomic_store(&comm->shared->rank[comm->rank].left, 1);
         }
     }
+    dn_graphs_end(comm);
     comm_free(comm);
     dtr_fake_cuda_log(function, "done");
     return ncclSuccess;

@@ -310,6 +310,27 @@ static void run(void *arg) {
     atomic_fetch_sub(&c->unfinished, 1);
 }
 
+static void graph_gone(void *comm) {
+    atomic_fetch_sub(&((struct ncclComm *)comm)->graphs, 1);
+}
+
+/* The graph that the stream captures counts for the communicator, until it is gone. */
+static int note_graph(struct ncclComm *c, void *stream) {
+    enum cudaStreamCaptureStatus status;
+    cudaGraph_t graph = NULL;
+    cudaUserObject_t o;
+    cudaError_t e =
+        cudaStreamGetCaptureInfo((cudaStream_t)stream, &status, NULL, &graph, NULL, NULL, NULL);
+    e = e == cudaSuccess
+            ? cudaUserObjectCreate(&o, c, graph_gone, 1, cudaUserObjectNoDestructorSync)
+            : e;
+    if (e == cudaSuccess) {
+        atomic_fetch_add(&c->graphs, 1);
+        e = cudaGraphRetainUserObject(graph, o, 1, cudaGraphUserObjectMove);
+    }
+    return (int)e;
+}
+
 ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n) {
     launch *l = malloc(sizeof *l + n * sizeof *calls);
     if (l == NULL) {
@@ -323,8 +344,10 @@ ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n) {
         l->ticket = atomic_fetch_add(&c->tickets, 1);
         atomic_fetch_add(&c->unfinished, 1);
     }
-    int e = dtr_fake_cuda_enqueue(calls[0].stream, calls[0].name, run, l,
-                                  sizeof *l + n * sizeof *calls);
+    int e = l->replayed ? note_graph(c, calls[0].stream) : 0;
+    e = e != 0 ? e
+               : dtr_fake_cuda_enqueue(calls[0].stream, calls[0].name, run, l,
+                                       sizeof *l + n * sizeof *calls);
     if (e != 0) {
         dn_set_error(c, "%s: the stream refuses the task: cuda error %d", calls[0].name, e);
         atomic_fetch_sub(&c->unfinished, l->replayed ? 0 : 1);
