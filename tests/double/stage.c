@@ -322,6 +322,35 @@ START_TEST(T30_chunks) {
 }
 END_TEST
 
+/* Growing messages take more pinned memory and free none: that would wait for all devices, and with
+ * it for other ranks, in the midst of issuing. What is there serves again. */
+START_TEST(ST10_pools_only_grow) {
+    enum { LEAST = 500, MOST = 40000 };
+    int next = (th_rank() + 1) % th_size(), before = (th_rank() + th_size() - 1) % th_size();
+    dtr_buffer out = filled(MOST, (float)th_rank()), in = device_f32(MOST);
+    int allocated = 0;
+    dtr_fake_cuda_log_start();
+    for (int round = 0; round < 2; round++) {
+        for (size_t n = LEAST; n <= MOST; n *= 3) {
+            dtr_work *sent = NULL;
+            out.count = in.count = n;
+            TH_IS(dtr_send(th_group(), out, next, 0, NULL, &sent), DTR_OK);
+            TH_IS(dtr_recv(th_group(), in, before, 0, NULL, NULL), DTR_OK);
+            finish(sent);
+            check(in, (float)before, 1, "message");
+        }
+        int now = dtr_fake_cuda_log_count("cudaHostAlloc");
+        TH_CHECK(round == 0 ? now > 0 : now == allocated, "%d allocations, %d before", now,
+                 allocated);
+        allocated = now;
+    }
+    TH_CHECK(dtr_fake_cuda_log_count("cudaFreeHost") == 0, "pinned memory was freed");
+    drop(out);
+    drop(in);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "stage", 110);
     th_add(tc, ST1_point_to_point, 2, 0);
@@ -335,6 +364,7 @@ static void make(Suite *s) {
     th_add(tc, ST8_abort_in_mid_transfer, 1, 0);
     th_add(tc, an_error_of_cuda_breaks_the_group, 1, 0);
     th_add(tc, T30_chunks, 1, 0);
+    th_add(tc, ST10_pools_only_grow, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -6,7 +6,7 @@
 #include "stage_internal.h"
 
 enum {
-    ALIGN = 4096,       /* of a slot's size: so that slots serve again */
+    LEAST = 4096,       /* bytes of a slot */
     CLOSE_WAITS = 1000, /* of a millisecond, for copies of failed operations */
 };
 
@@ -35,27 +35,39 @@ static dtr_status fill_slot(dtr__stage *s, dtr__slot *slot) {
     return DTR_OK;
 }
 
-dtr_status dtr__stage_take(dtr__stage *s, size_t nbytes, dtr__slot **slot) {
-    pthread_mutex_lock(&s->lock);
-    dtr__slot **at = &s->idle;
-    while (*at != NULL && (*at)->cap < nbytes) {
-        at = &(*at)->next;
+/* In steps of a quarter at most, so that few sizes are made and slots serve again. */
+static size_t size_class(size_t nbytes) {
+    size_t step = LEAST;
+    while (step < nbytes / 8) {
+        step *= 2;
     }
-    dtr__slot *found = *at, *small = NULL;
+    return (nbytes / step + 1) * step;
+}
+
+/* The smallest that is large enough, out of the pool; NULL: none. */
+static dtr__slot *take_idle(dtr__stage *s, size_t nbytes) {
+    dtr__slot **best = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (dtr__slot **at = &s->idle; *at != NULL; at = &(*at)->next) {
+        bool fits = (*at)->cap >= nbytes;
+        best = fits && (best == NULL || (*at)->cap < (*best)->cap) ? at : best;
+    }
+    dtr__slot *found = best != NULL ? *best : NULL;
     if (found != NULL) {
-        *at = found->next;
-    } else if (s->idle != NULL) { /* one that is too small makes room for it */
-        small = s->idle;
-        s->idle = small->next;
+        *best = found->next;
     }
     pthread_mutex_unlock(&s->lock);
-    if (small != NULL) {
-        free_slot(s, small);
-    }
+    return found;
+}
+
+/* Those that are too small stay: CUDA waits for all devices when pinned memory is freed, and with
+ * them for other ranks, who may wait for what is being issued here. */
+dtr_status dtr__stage_take(dtr__stage *s, size_t nbytes, dtr__slot **slot) {
+    dtr__slot *found = take_idle(s, nbytes);
     if (found == NULL) {
         found = calloc(1, sizeof *found);
         DTR_REQUIRE(found != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu bytes", nbytes);
-        found->cap = (nbytes / ALIGN + 1) * ALIGN;
+        found->cap = size_class(nbytes);
         dtr_status status = fill_slot(s, found);
         if (status < 0) {
             free_slot(s, found);
