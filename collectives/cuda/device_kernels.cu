@@ -1,4 +1,4 @@
-/* The kernels, and the table by which the C part of libdtr_cuda launches them. */
+/* The kernels, and the table by which the C part of libdtr_cuda launches them; NULL ends it. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -39,7 +39,7 @@ DTR__FACTOR_KERNELS(DTR__FACTOR)
 #define DTR__MANY(name) (const void *)dtr_kernel_few_##name, (const void *)dtr_kernel_most_##name,
 extern "C" const void *const dtr__cuda_kernels[];
 extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY)
-                                                         DTR__FACTOR_KERNELS(DTR__FACTOR) };
+                                                         DTR__FACTOR_KERNELS(DTR__FACTOR) NULL };
 #undef DTR__FACTOR
 #undef DTR__KERNEL
 #undef DTR__MANY

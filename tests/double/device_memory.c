@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dtr/dtr.h>
 
+#include "cuda/device_kernels.h"
 #include "fake_cuda.h"
 #include "memory/device.h"
 #include "unit.h"
@@ -145,6 +146,26 @@ START_TEST(OPS_copies_and_events) {
 }
 END_TEST
 
+/* Kernels are there when a device is first used: to load one at its first launch would wait for
+ * what the device is doing, such as a collective that waits for a peer. */
+START_TEST(OPS_kernels_are_loaded) {
+    const dtr__device_ops *ops = dtr__cuda_get()->ops;
+    static const int kernels[] = { DTR__KERNEL_fill, DTR__KERNEL_scale_f32, DTR__KERNEL_axpy_bf16,
+                                   DTR__KERNEL_f16_from_f32, DTR__KERNEL_divide_i32 };
+    const dtr__kernel_args none = { .n = 0 };
+    void *s = NULL;
+    ck_assert_int_eq(ops->stream_new(1, false, &s), 0);
+    dtr_fake_cuda_log_start();
+    for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++) {
+        ck_assert_int_eq(ops->launch(1, kernels[k], &none, 1, s), 0);
+    }
+    ck_assert_int_eq(ops->stream_synchronize(1, s), 0);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("cudaLaunchKernel"), 5);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("loads-kernel"), 0);
+    ck_assert_int_eq(ops->stream_free(1, s), 0);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("device");
     tcase_set_timeout(tc, 0);
@@ -154,6 +175,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, ALLOC_kinds);
     tcase_add_test(tc, ALLOC_what_is_left_goes_with_the_world);
     tcase_add_test(tc, OPS_copies_and_events);
+    tcase_add_test(tc, OPS_kernels_are_loaded);
     suite_add_tcase(s, tc);
 }
 

@@ -32,6 +32,28 @@ static void open_driver(void) {
     }
 }
 
+extern const void *const dtr__cuda_kernels[]; /* NULL ends it */
+
+/* A kernel that is loaded by its first launch waits for what the context is doing, which may be a
+ * collective that waits for a peer. What cannot be loaded says so when it is launched. */
+static void load_kernels(CUcontext context) {
+    CUcontext was = NULL;
+    if (driver.cuCtxPushCurrent_(context) != CUDA_SUCCESS) {
+        return;
+    }
+    const scope s = scope_begin();
+    const enum cudaStreamCaptureMode mode = exchange_mode(cudaStreamCaptureModeRelaxed);
+    cudaError_t worst = cudaSuccess;
+    for (const void *const *k = dtr__cuda_kernels; *k != NULL; k++) {
+        struct cudaFuncAttributes a;
+        const cudaError_t e = cudaFuncGetAttributes(&a, *k);
+        worst = e != cudaSuccess ? e : worst;
+    }
+    (void)exchange_mode(mode);
+    (void)scope_end(&s, worst);
+    (void)driver.cuCtxPopCurrent_(&was);
+}
+
 /* The driver's codes have the runtime's numbers as far as they say the same. */
 static CUresult make(int device, CUcontext *context) {
     CUdevice d = 0;
@@ -41,6 +63,9 @@ static CUresult make(int device, CUcontext *context) {
     if (primary[device] == NULL) {
         r = driver.cuDeviceGet_(&d, device);
         r = r == CUDA_SUCCESS ? driver.cuDevicePrimaryCtxRetain_(&made, d) : r;
+        if (r == CUDA_SUCCESS) {
+            load_kernels(made);
+        }
         __atomic_store_n(&primary[device], made, __ATOMIC_RELEASE);
     }
     *context = primary[device];

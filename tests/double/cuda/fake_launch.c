@@ -10,6 +10,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     const void *host;
     const char *name;
+    unsigned loaded;     /* a bit for each device */
 } registered[KERNELS];   /* lock */
 static int n_registered; /* lock */
 
@@ -118,6 +119,38 @@ static const char *name_of(const void *host) {
     return name;
 }
 
+/* A kernel is loaded when it is first asked for, as CUDA does it, and the context stands still
+ * meanwhile: what the device has to do before is waited for. */
+static void load(const void *host) {
+    const unsigned bit = 1u << fake_device();
+    const char *name = NULL;
+    fake_lock(&lock);
+    for (int i = 0; i < n_registered; i++) {
+        if (registered[i].host == host && (registered[i].loaded & bit) == 0) {
+            registered[i].loaded |= bit;
+            name = registered[i].name;
+        }
+    }
+    fake_unlock(&lock);
+    if (name != NULL) {
+        dtr_fake_cuda_log("loads-kernel", "%s device=%d", name, fake_device());
+        fake_drain_device(fake_device());
+    }
+}
+
+API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *host) {
+    cudaError_t e = fake_enter("cudaFuncGetAttributes", "%p", host);
+    if (e == cudaSuccess && name_of(host) == NULL) {
+        e = cudaErrorInvalidDeviceFunction;
+    }
+    if (e == cudaSuccess) {
+        memset(a, 0, sizeof *a);
+        a->maxThreadsPerBlock = 1024;
+        load(host);
+    }
+    return fake_result(e);
+}
+
 static bool shape_is_legal(dim3 grid, dim3 block) {
     bool some = grid.x > 0 && grid.y > 0 && grid.z > 0 && block.x > 0 && block.y > 0 && block.z > 0;
     return some && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 && block.z <= 64 &&
@@ -144,6 +177,7 @@ API cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void *
         return fake_result(cudaErrorInvalidResourceHandle);
     }
     fake_stream_strict(s, name);
+    load(host);
     launch *l = malloc(sizeof *l + k->nbytes);
     if (l == NULL) {
         return fake_result(cudaErrorMemoryAllocation);
