@@ -140,11 +140,43 @@ START_TEST(GP3_the_programs_choice) {
 }
 END_TEST
 
+/* A stream of another device is the caller's mistake: refused before the call has a number, and the
+ * group goes on. */
+START_TEST(ARG_stream_of_another_device) {
+    static const char *const ways[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
+    cudaStream_t stream;
+    TH_CHECK(cudaSetDevice((own().index + 1) % GPUS) == cudaSuccess, "cudaSetDevice");
+    TH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    for (int i = 0; i < 2; i++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_coll_options co = DTR_COLL_OPTIONS_INIT;
+        dtr_group *g = NULL;
+        void *p = NULL;
+        o.backend = ways[i];
+        co.stream = stream;
+        TH_OK(dtr_group_create(th_world(), NULL, th_size(), &o, &g));
+        TH_IS(dtr_alloc(th_world(), own(), DTR_MEM_DEFAULT, N * sizeof(float), &p), DTR_OK);
+        dtr_buffer b = { p, N, DTR_F32, own() };
+        TH_IS(dtr_allreduce(g, b, b, DTR_MAX, &co, NULL), DTR_ERR_ARG);
+        TH_MESSAGE("another device");
+        TH_CHECK(dtr_group_seq(g) == 0, "it took a number");
+        TH_IS(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL), DTR_OK);
+        TH_IS(dtr_group_drain(g, -1), DTR_OK);
+        TH_IS(dtr_free(th_world(), p), DTR_OK);
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+    }
+    TH_CHECK(cudaStreamDestroy(stream) == cudaSuccess, "stream");
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "contexts", 110);
     th_add(tc, GP3_each_rank_has_its_device, GPUS, GPUS);
     th_add(tc, GP3_one_context, GPUS, GPUS);
-    th_add(tc, GP3_the_programs_choice, GPUS, GPUS); /* last: it makes another context */
+    th_add(tc, GP3_the_programs_choice, GPUS, GPUS); /* from here on with contexts of others */
+    th_add(tc, ARG_stream_of_another_device, GPUS, GPUS);
 }
 
 int main(int argc, char **argv) {

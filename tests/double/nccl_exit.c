@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cuda_runtime_api.h>
@@ -30,6 +31,40 @@ static void require(dtr_status s) {
         fprintf(stderr, "%s: %s\n", dtr_status_name(s), dtr_last_error_message());
         _exit(CODE + 2);
     }
+}
+
+/* CUDA goes before the library's threads do, which still ask for an event then: no failure. */
+static void leave_while_polling(void) {
+    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    dtr_group *g = NULL;
+    dtr_work *work = NULL;
+    void *p = NULL;
+    cudaStream_t stream;
+    cudaEvent_t open;
+    const dtr_device gpu = { DTR_CUDA, 0 };
+    go.backend = "cpu:auto,cuda:nccl";
+    require(dtr_world_create(NULL, &w));
+    require(dtr_group_create(w, NULL, 1, &go, &g));
+    require(dtr_alloc(w, gpu, DTR_MEM_DEFAULT, N, &p));
+    dtr_buffer b = { p, N, DTR_U8, gpu };
+    require(dtr_allreduce(g, b, b, DTR_MAX, NULL, NULL));
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    (void)cudaEventCreateWithFlags(&open, cudaEventDisableTiming);
+    (void)dtr_fake_cuda_hold(open, 1);
+    (void)cudaEventRecord(open, stream);
+    (void)cudaStreamWaitEvent(stream, open, 0);
+    o.stream = stream;
+    require(dtr_allreduce(g, b, b, DTR_MAX, &o, &work));
+    (void)setenv("DTR_FAKE_CUDA_ERR", "cuCtxGetCurrent:0:4", 1);
+    dtr_fake_cuda_reload();
+    dtr_fake_cuda_log_start();
+    while (dtr_fake_cuda_log_count("cuCtxGetCurrent") < 10 && dtr_group_status(g) == DTR_OK) {
+        struct timespec t = { 0, 1000000 };
+        nanosleep(&t, NULL);
+    }
+    _exit(dtr_group_status(g) == DTR_OK ? CODE : CODE + 6);
 }
 
 static void use_and_leave(bool late) {
@@ -105,6 +140,8 @@ static int run(const char *what, const char *folder) {
     pid_t child = fork(); /* before MPI */
     if (child == 0 && folder != NULL) {
         dump_beside_a_hang(folder);
+    } else if (child == 0 && strcmp(what, "polling") == 0) {
+        leave_while_polling();
     } else if (child == 0) {
         use_and_leave(strcmp(what, "late") == 0);
     }
@@ -118,7 +155,7 @@ static int run(const char *what, const char *folder) {
 
 int main(void) {
     char folder[] = "/tmp/dtr-test-exit-XXXXXX", command[128];
-    int wrong = run("early", NULL) + run("late", NULL);
+    int wrong = run("early", NULL) + run("late", NULL) + run("polling", NULL);
     if (mkdtemp(folder) == NULL) {
         return 1;
     }

@@ -7,6 +7,8 @@
 #include "engine/engine.h"
 #include "nccl_internal.h"
 
+enum { INVALID_RESOURCE_HANDLE = 400 }; /* of CUDA */
+
 static dtr_status ask(const dtr_group *g, const dtr__call *c, void *stream, dtr__capture *capture) {
     dtr__error_context ctx = { g->world, dtr__kind_name(c->kind), g->name };
     const dtr__device_ops *ops = dtr__cuda_get()->ops;
@@ -14,6 +16,10 @@ static dtr_status ask(const dtr_group *g, const dtr__call *c, void *stream, dtr_
     ctx.native = DTR_NATIVE_CUDA;
     ctx.native_code = code;
     ctx.native_text = code != 0 ? ops->error_text(code) : "";
+    DTR_REQUIRE(code != INVALID_RESOURCE_HANDLE, &ctx, DTR_ERR_ARG,
+                "%s on group '%s': stream %p is of another device than the buffers, cuda:%d, or is "
+                "none any more",
+                dtr__kind_name(c->kind), g->name, stream, c->device.index);
     DTR_REQUIRE(code == 0, &ctx, DTR_ERR_STATE,
                 "%s on group '%s': CUDA does not say whether the stream captures a graph: CUDA "
                 "error %d (%s); nothing was issued",

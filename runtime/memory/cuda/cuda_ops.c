@@ -159,9 +159,24 @@ static int stream_wait(int device, void *stream, void *event) {
     ON_DEVICE(device, cudaStreamWaitEvent(stream, event, 0));
 }
 
-static cudaError_t capturing(void *stream, dtr__capture *capture) {
+/* A stream of another device is as good as none; the default ones have no device of their own. */
+static cudaError_t check_device_of(int device, void *stream) {
+    int of = device;
+    cudaError_t e = cudaSuccess;
+#if CUDART_VERSION >= 12080
+    if (stream != NULL && stream != cudaStreamLegacy && stream != cudaStreamPerThread) {
+        e = cudaStreamGetDevice(stream, &of);
+    }
+#else
+    (void)stream;
+#endif
+    return e == cudaSuccess && of != device ? cudaErrorInvalidResourceHandle : e;
+}
+
+static cudaError_t capturing(int device, void *stream, dtr__capture *capture) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t e = cudaStreamIsCapturing(stream, &status);
+    cudaError_t e = check_device_of(device, stream);
+    e = e == cudaSuccess ? cudaStreamIsCapturing(stream, &status) : e;
     if (e == cudaSuccess) {
         *capture = status == cudaStreamCaptureStatusNone     ? DTR__NO_CAPTURE
                    : status == cudaStreamCaptureStatusActive ? DTR__CAPTURING
@@ -171,7 +186,7 @@ static cudaError_t capturing(void *stream, dtr__capture *capture) {
 }
 
 static int stream_capturing(int device, void *stream, dtr__capture *capture) {
-    ON_DEVICE(device, capturing(stream, capture));
+    ON_DEVICE(device, capturing(device, stream, capture));
 }
 
 static cudaError_t notice(void *stream, void (*gone)(void *), void *arg) {
@@ -222,8 +237,14 @@ static int event_record(int device, void *event, void *stream) {
     ON_DEVICE(device, cudaEventRecord(event, stream));
 }
 
-static int event_query(int device, void *event) {
+static int ask_event(int device, void *event) {
     ON_DEVICE_RELAXED(device, cudaEventQuery(event));
+}
+
+/* At the end of the process CUDA goes before the threads that ask, and nothing comes any more. */
+static int event_query(int device, void *event) {
+    int code = ask_event(device, event);
+    return code == cudaErrorCudartUnloading ? cudaErrorNotReady : code;
 }
 
 static int event_elapsed(void *from, void *to, float *ms) {

@@ -259,6 +259,15 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
     return e;
 }
 
+API cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
+    fake_stream *s = NULL;
+    cudaError_t e = find_stream("cudaStreamGetDevice", stream, &s);
+    if (e == cudaSuccess) {
+        *device = s->device;
+    }
+    return e;
+}
+
 API cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
     fake_stream *s = NULL;
     cudaError_t e = find_stream("cudaStreamGetFlags", stream, &s);
