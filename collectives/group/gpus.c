@@ -67,6 +67,19 @@ static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
            memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
 }
 
+/* Whether NCCL may make windows that ranks share, as far as its settings say. Without, and across
+ * nodes, a window is a local registration, and NCCL does not say so. */
+static bool may_share_windows(void) {
+    static const char *const needed[] = { "NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE" };
+    const char *p2p = getenv("NCCL_P2P_DISABLE");
+    bool may = p2p == NULL || atoi(p2p) == 0;
+    for (int i = 0; i < 2; i++) {
+        const char *v = getenv(needed[i]);
+        may = may && (v == NULL || v[0] == '\0' || atoi(v) != 0);
+    }
+    return may;
+}
+
 static void describe_own(const dtr_world *world, gpu_rank *own) {
     const dtr__cuda *cuda = dtr__cuda_get();
     const char *id = getenv("NCCL_HOSTID"), *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -83,7 +96,7 @@ static void describe_own(const dtr_world *world, gpu_rank *own) {
     own->nccl_id = id != NULL && id[0] != '\0' ? hash(1, id) : 0;
     own->several = several != NULL && strcmp(several, "1") == 0 && l->version >= 23003;
     own->windows = dtr__opt_number(&world->options, DTR__OPT_NCCL_REGISTER) != 0 &&
-                   l->ops != NULL && l->ops->windows();
+                   l->ops != NULL && l->ops->windows() && may_share_windows();
     snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
     dtr__pci pci[GPUS] = { { 0 } };
     int n = listed(own);
@@ -201,7 +214,8 @@ static bool have_nccl(const dtr_group *g, char *why, size_t cap) {
 bool dtr__gpus_windows_wanted(const dtr_group *g) {
     bool all = true;
     for (int r = 0; r < g->size && all; r++) {
-        all = member(g, r)->windows != 0;
+        const gpu_rank *m = member(g, r), *first = member(g, 0);
+        all = m->windows != 0 && m->host == first->host && m->nccl_id == first->nccl_id;
     }
     return all;
 }

@@ -197,12 +197,12 @@ START_TEST(AA6_window_declined) {
         if (memory) {
             fault_on_culprit("DTR_FAKE_NCCL_ERR", "ncclMemAlloc:4:1"); /* the first bucket's */
         } else {
-            fault("NCCL_WIN_ENABLE", "0");
+            fault("DTR_FAKE_NCCL_NO_WINDOW", "1");
         }
         model m;
         dtr_status s = model_open(&m, th_world());
         fault("DTR_FAKE_NCCL_ERR", NULL);
-        fault("NCCL_WIN_ENABLE", NULL);
+        fault("DTR_FAKE_NCCL_NO_WINDOW", NULL);
         TH_ALL(s == DTR_OK, "%s", dtr_last_error_message());
         way_is(&m, "registered");
         TH_CHECK(calls("ncclCommAbort") == 0 &&
@@ -216,6 +216,36 @@ START_TEST(AA6_window_declined) {
         model_close(&m);
     }
     TH_AGREE();
+}
+END_TEST
+
+/* AA6: where NCCL's windows would be local ones, of which it says nothing, none is asked for, and
+ * no window is claimed. */
+START_TEST(AA6_local_windows) {
+    static const char *const off[][2] = { { "NCCL_WIN_ENABLE", "0" },
+                                          { "NCCL_CUMEM_ENABLE", "0" },
+                                          { "NCCL_P2P_DISABLE", "1" },
+                                          { "NCCL_HOSTID", NULL } }; /* several nodes */
+    for (size_t i = 0; i < sizeof off / sizeof off[0] && expected(); i++) {
+        char rank[16];
+        model m;
+        dtr_world *w = NULL;
+        snprintf(rank, sizeof rank, "%d", th_rank());
+        setenv(off[i][0], off[i][1] != NULL ? off[i][1] : rank, 1);
+        TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+        dtr_fake_cuda_log_start();
+        TH_IS(model_open(&m, w), DTR_OK);
+        TH_AGREE();
+        way_is(&m, "registered");
+        step(&m, false);
+        TH_CHECK(calls("ncclCommWindowRegister") == 0 && calls("in windows") == 0, "%s",
+                 dtr_fake_cuda_log_text());
+        no_mistake();
+        model_close(&m);
+        TH_IS(dtr_world_destroy(w), DTR_OK);
+        unsetenv(off[i][0]);
+        TH_AGREE();
+    }
 }
 END_TEST
 
@@ -297,6 +327,7 @@ static void make(Suite *s) {
     th_add(tc, AA3_windows, 1, 0);
     th_add(tc, AA3_windows_rebuilt, 1, 0);
     th_add(tc, AA6_window_fails, 1, 0);
+    th_add(tc, AA6_local_windows, 1, 0);
     th_add(tc, AA6_window_declined, 1, 0);
     th_add(tc, AA5_window_abort, 1, 0);
     th_add(tc, G3_window_limit, 1, 0);

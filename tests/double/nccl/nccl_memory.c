@@ -10,7 +10,7 @@
 typedef struct note {
     struct note *next;
     const struct ncclComm *comm; /* NULL: memory of ncclMemAlloc */
-    bool window;
+    bool window, local;          /* local: a window that only this rank has, which serves no call */
     char *ptr;
     size_t nbytes;
 } note;
@@ -29,7 +29,7 @@ static ncclResult_t mistake(struct ncclComm *c, const char *function, const char
 static note *note_new(const struct ncclComm *c, bool window, void *ptr, size_t nbytes) {
     note *n = malloc(sizeof *n);
     if (n != NULL) {
-        *n = (note){ NULL, c, window, ptr, nbytes };
+        *n = (note){ NULL, c, window, false, ptr, nbytes };
     }
     return n;
 }
@@ -66,7 +66,7 @@ static bool known(const struct ncclComm *c, bool window, const char *ptr, size_t
 static bool find_around(const struct ncclComm *c, const char *ptr, size_t nbytes, note *found) {
     fake_lock(&lock);
     const note *n = notes;
-    while (n != NULL && (n->comm != c || (c != NULL && !n->window) || ptr < n->ptr ||
+    while (n != NULL && (n->comm != c || (c != NULL && (!n->window || n->local)) || ptr < n->ptr ||
                          ptr + nbytes > n->ptr + n->nbytes)) {
         n = n->next;
     }
@@ -226,10 +226,19 @@ static void *window_main(void *arg) {
     return NULL;
 }
 
-/* NCCL_WIN_ENABLE=0 is NCCL's own switch: success without a window. */
-static bool has_windows(void) {
-    const char *v = getenv("NCCL_WIN_ENABLE");
-    return v == NULL || v[0] == '\0' || atoi(v) != 0;
+static int setting(const char *name, int otherwise) {
+    const char *v = getenv(name);
+    return v == NULL || v[0] == '\0' ? otherwise : atoi(v);
+}
+
+/* What NCCL asks for before the ranks share a window: its own switches, and one node. */
+static bool is_symmetric(const struct ncclComm *c) {
+    bool same = true;
+    for (int i = 1; i < c->nranks; i++) {
+        same = same && c->shared->rank[i].host == c->shared->rank[0].host;
+    }
+    return same && setting("NCCL_WIN_ENABLE", 1) != 0 && setting("NCCL_CUMEM_ENABLE", 1) != 0 &&
+           setting("NCCL_P2P_DISABLE", 0) == 0;
 }
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win,
@@ -256,7 +265,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
     *win = NULL;
     dtr_fake_cuda_log("ncclCommWindowRegister", "rank %d device %d ptr %p bytes %zu flags %d",
                       comm->rank, comm->device, buff, size, flags);
-    if (!has_windows()) {
+    if (setting("DTR_FAKE_NCCL_NO_WINDOW", 0) != 0) {
         return ncclSuccess;
     }
     window_call *w = malloc(sizeof *w);
@@ -266,6 +275,13 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
         free(w);
         free(n);
         return dn_group_failed(ncclSystemError);
+    }
+    if (!is_symmetric(comm)) { /* no word of that to the caller, as with NCCL */
+        free(w);
+        n->local = true;
+        *win = (ncclWindow_t)(void *)n;
+        note_link(n);
+        return ncclSuccess;
     }
     *w = (window_call){
         comm, n, { size, (uint64_t)((char *)buff - block.ptr), ++comm->windows, flags }, win
