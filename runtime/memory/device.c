@@ -20,6 +20,25 @@ const char *dtr__cuda_state_name(dtr__cuda_state state) {
     return names[state];
 }
 
+bool dtr__cuda_has_code(const char *architectures, int major, int minor) {
+    const char *at = architectures;
+    while (*at != '\0') {
+        char *end;
+        const long number = strtol(at, &end, 10);
+        const int of = (int)(number / 10), than = (int)(number % 10);
+        const size_t n = strcspn(at, " "), digits = (size_t)(end - at);
+        const bool real = n == digits || strncmp(end, "-real", 5) == 0;
+        const bool later = n == digits || strncmp(end, "-virtual", 8) == 0;
+        if ((!real && !later) || /* "native", "all", "90a": who asks for these knows his GPUs */
+            (real && major == of && minor >= than) ||
+            (later && (major > of || (major == of && minor >= than)))) {
+            return true;
+        }
+        at += n + (at[n] == ' ');
+    }
+    return false;
+}
+
 #ifdef DTR_CUDA_TOOLKIT
 
 static void give_up(dtr__cuda_state state, const char *reason) {
@@ -104,6 +123,12 @@ static void probe(void) {
         give_up(DTR__CUDA_NO_DEVICE, reason);
         return;
     }
+    for (int i = 0; i < found.count && i < DTR__CODE_ASKED; i++) {
+        dtr__device_facts f;
+        if (ops->facts(i, &f) == 0 && !dtr__cuda_has_code(ops->code, f.major, f.minor)) {
+            found.no_code[i] = (dtr__no_code){ f.major, f.minor };
+        }
+    }
     found.ops = ops;
     found.state = DTR__CUDA_OK;
 }
@@ -136,8 +161,8 @@ void *dtr__cuda_symbol(const char *name) {
 
 const char *dtr__cuda_text(char text[DTR__CUDA_TEXT]) {
     const dtr__cuda *c = dtr__cuda_get();
-    snprintf(text, DTR__CUDA_TEXT, "%s%s%s", dtr__cuda_state_name(c->state),
-             c->reason[0] != '\0' ? ": " : "", c->reason);
+    snprintf(text, DTR__CUDA_TEXT, "%s%s%.*s", dtr__cuda_state_name(c->state),
+             c->reason[0] != '\0' ? ": " : "", (int)sizeof c->reason - 1, c->reason);
     return text;
 }
 
@@ -184,5 +209,10 @@ dtr_status dtr__device_check(dtr_device d, const char *what) {
     DTR_REQUIRE(d.index >= 0 && d.index < c->count, NULL, DTR_ERR_DEVICE,
                 "%s is {DTR_CUDA, %d}, but this process sees %d CUDA device%s", what, d.index,
                 c->count, c->count == 1 ? "" : "s");
+    const dtr__no_code *none = &c->no_code[d.index < DTR__CODE_ASKED ? d.index : 0];
+    DTR_REQUIRE(d.index >= DTR__CODE_ASKED || none->major == 0, NULL, DTR_ERR_DEVICE,
+                "%s is {DTR_CUDA, %d}, of compute capability %d.%d, for which this build of the "
+                "library has no code: it has %s; build it with CMAKE_CUDA_ARCHITECTURES=%d%d",
+                what, d.index, none->major, none->minor, c->ops->code, none->major, none->minor);
     return DTR_OK;
 }

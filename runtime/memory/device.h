@@ -42,10 +42,11 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * no other device, and leaves an error of an earlier call of the program alone, and captures of
  * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
  * the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 9 };
+enum { DTR__DEVICE_ABI = 10 };
 typedef struct dtr__device_ops {
-    int abi;     /* DTR__DEVICE_ABI of the build */
-    int toolkit; /* CUDA version of the build, as 13000 */
+    int abi;          /* DTR__DEVICE_ABI of the build */
+    int toolkit;      /* CUDA version of the build, as 13000 */
+    const char *code; /* for which architectures there is code, as CMake names them: "80-real 90" */
     const char *(*error_text)(int code);
     int not_ready; /* code of the two queries below for "still running" */
     /* These touch no device. */
@@ -89,13 +90,20 @@ typedef struct dtr__device_ops {
 #define DTR__DEVICE_SYMBOL "dtr_cuda_device_ops"
 
 /* What was found; looked for once in a process. */
+typedef struct dtr__no_code {
+    int major, minor; /* of the device, 0: it has code, or did not say */
+} dtr__no_code;
+enum { DTR__CODE_ASKED = 64 }; /* devices */
 typedef struct dtr__cuda {
     dtr__cuda_state state;
     int count, driver, runtime; /* devices; versions as 13000, 0: not known */
     char reason[256];           /* "" when all is well or nothing was built */
     const dtr__device_ops *ops; /* NULL unless DTR__CUDA_OK */
+    dtr__no_code no_code[DTR__CODE_ASKED];
 } dtr__cuda;
 const dtr__cuda *dtr__cuda_get(void);
+/* Whether one of the architectures, "75-real 90", has code that runs on a device. */
+bool dtr__cuda_has_code(const char *architectures, int major, int minor);
 /* Another symbol of libdtr_cuda, for the layer above; NULL where it has none or is not loaded. */
 void *dtr__cuda_symbol(const char *name);
 const char *dtr__cuda_state_name(dtr__cuda_state state); /* "no driver" */

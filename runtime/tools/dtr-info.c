@@ -72,7 +72,7 @@ static void print_cuda(void) {
         for (size_t k = 0; k < sizeof f.uuid; k++) {
             printf("%02x", f.uuid[k]);
         }
-        puts("");
+        puts(dtr__cuda_has_code(c->ops->code, f.major, f.minor) ? "" : "; no code for it");
     }
 }
 

@@ -255,6 +255,7 @@ extern const dtr__device_ops dtr_cuda_device_ops;
 __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops = {
     .abi = DTR__DEVICE_ABI,
     .toolkit = CUDART_VERSION,
+    .code = DTR_CUDA_CODE,
     .error_text = error_text,
     .not_ready = cudaErrorNotReady,
     .runtime_version = runtime_version,

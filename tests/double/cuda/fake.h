@@ -26,6 +26,7 @@ typedef struct fake_fault {
 /* Written by dtr_fake_cuda_reload only, which tests call while nothing runs. */
 typedef struct fake_settings {
     int n_devices, driver, n_faults;
+    int capability; /* 90 for 9.0 */
     size_t memory;
     char uuid[64];
     bool strict;

@@ -82,7 +82,8 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     snprintf(prop->name, sizeof prop->name, "stand-in GPU %d", device);
     identity(device, (unsigned char *)prop->uuid.bytes);
     prop->totalGlobalMem = fake_set()->memory;
-    prop->major = 9;
+    prop->major = fake_set()->capability / 10;
+    prop->minor = fake_set()->capability % 10;
     prop->multiProcessorCount = 132;
     prop->maxThreadsPerBlock = 1024;
     prop->warpSize = 32;
@@ -108,10 +109,10 @@ API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute
         *value = 32;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
+        *value = fake_set()->capability / 10;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
+        *value = fake_set()->capability % 10;
         return cudaSuccess;
     default:
         return fake_result(cudaErrorInvalidValue);
@@ -155,6 +156,8 @@ static const struct {
     { 98, "cudaErrorInvalidDeviceFunction", "invalid device function" },
     { 100, "cudaErrorNoDevice", "no CUDA-capable device is detected" },
     { 101, "cudaErrorInvalidDevice", "invalid device ordinal" },
+    { 209, "cudaErrorNoKernelImageForDevice",
+      "no kernel image is available for execution on the device" },
     { 400, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { 600, "cudaErrorNotReady", "device not ready" },
     { 700, "cudaErrorIllegalAddress", "an illegal memory access was encountered" },

@@ -138,11 +138,17 @@ static void load(const void *host) {
     }
 }
 
+/* The library's kernels are compiled for 7.5 and later. */
+static cudaError_t check_code(void) {
+    return fake_set()->capability < 75 ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+}
+
 API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *host) {
     cudaError_t e = fake_enter("cudaFuncGetAttributes", "%p", host);
     if (e == cudaSuccess && name_of(host) == NULL) {
         e = cudaErrorInvalidDeviceFunction;
     }
+    e = e == cudaSuccess ? check_code() : e;
     if (e == cudaSuccess) {
         memset(a, 0, sizeof *a);
         a->maxThreadsPerBlock = 1024;
@@ -164,6 +170,9 @@ API cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void *
                                name != NULL ? name : "?", grid.x, block.x, (void *)stream);
     if (e != cudaSuccess) {
         return fake_result(e);
+    }
+    if (check_code() != cudaSuccess) {
+        return fake_result(check_code());
     }
     const fake_kernel *k = name != NULL ? fake_kernel_named(name) : NULL;
     if (k == NULL) {

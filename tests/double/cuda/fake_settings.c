@@ -87,6 +87,7 @@ static void read_cost(void) {
 static void read_all(void) {
     settings = (fake_settings){ .n_devices = (int)number("DTR_FAKE_CUDA_NDEV", 1),
                                 .driver = (int)number("DTR_FAKE_CUDA_DRIVER", CUDART_VERSION),
+                                .capability = (int)number("DTR_FAKE_CUDA_CAPABILITY", 90),
                                 .memory = (size_t)number("DTR_FAKE_CUDA_MEM", 2L << 30),
                                 .strict = number("DTR_FAKE_CUDA_STRICT", 0) != 0,
                                 .delay_us = (unsigned)number("DTR_FAKE_CUDA_DELAY_US", 0),
