@@ -28,8 +28,9 @@ class ThisMachine:
     def start(self, build, ranks, hosts, yielding):
         if hosts == 1:
             return launch(build, ranks, yielding=yielding)
-        shares = ",".join(map(str, spread(ranks, hosts)))
-        return ([BED, "--hosts", str(hosts), "--ranks", shares] + (["--rate", self.rate] if self.rate else []) + ["--"],
+        launcher = cached(build, "DTR_MPIEXEC")
+        options = (["--mpiexec", launcher] if launcher else []) + (["--rate", self.rate] if self.rate else [])
+        return ([BED, "--hosts", str(hosts), "--ranks", ",".join(map(str, spread(ranks, hosts)))] + options + ["--"],
                 dict(os.environ))
 
     def has_room(self, ranks, hosts):
