@@ -110,7 +110,7 @@ dtr_apt() { # dtr_apt [sudo -n]
 
 # ---- configure and build ------------------------------------------------------------------------
 
-# Build folder of a preset and an MPI ("default", "openmpi" or "mpich").
+# Build folder of a preset and an MPI: "default", "openmpi", "mpich", or one of scripts/testbed/mpi-venv ("openmpi-5").
 dtr_build_dir() { # dtr_build_dir PRESET MPI
     case $2 in
         default) printf '%s\n' "$DTR_ROOT/build/$1" ;;
@@ -122,7 +122,8 @@ dtr_require_build() { # dtr_require_build MPI
     case $1 in
         default | openmpi) dtr_require "${DTR_NEEDS[@]}" "${DTR_NEEDS_OPENMPI[@]}" ;;
         mpich) dtr_require "${DTR_NEEDS[@]}" "${DTR_NEEDS_MPICH[@]}" ;;
-        *) dtr_die 2 "--mpi $1: expected openmpi or mpich" ;;
+        openmpi-[0-9]* | mpich-[0-9]*) dtr_require "${DTR_NEEDS[@]}"; "$DTR_ROOT/scripts/testbed/mpi-venv" "$1" >/dev/null || exit ;;
+        *) dtr_die 2 "--mpi $1: expected openmpi or mpich, or one with a version: openmpi-5" ;;
     esac
 }
 
@@ -138,7 +139,11 @@ dtr_configure() { # dtr_configure PRESET MPI [-D...]
     if [ ! -f "$dir/CMakeCache.txt" ] && command -v ninja >/dev/null; then
         flags+=(-G Ninja)
     fi
-    [ "$mpi" = default ] || flags+=("-DMPI_EXECUTABLE_SUFFIX=.$mpi")
+    case $mpi in
+        default) ;;
+        *-*) flags+=("$("$DTR_ROOT/scripts/testbed/mpi-venv" "$mpi")") ;;
+        *) flags+=("-DMPI_EXECUTABLE_SUFFIX=.$mpi") ;;
+    esac
     mkdir -p "$dir"
     log=$dir/configure.log
     dtr_say "configuring ${dir#"$DTR_ROOT"/}"

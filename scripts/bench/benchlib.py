@@ -54,12 +54,12 @@ def launch(build, ranks, pin=False, yielding=False):
     """(command, environment) that start ranks of this machine. Open MPI's own defaults, but for what root and too few
     cores need; `yielding` makes its waits give the core away."""
     launcher = cached(build, "DTR_MPIEXEC") or os.environ.get("MPIEXEC", "mpiexec")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_MCA_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_MCA_", "PRTE_MCA_"))}
     if not is_openmpi(launcher):
         return [launcher, "-n", str(ranks)] + (["-bind-to", "core"] if pin else []), environment
     environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                       OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1" if yielding else "0",
-                       OMPI_MCA_orte_abort_on_non_zero_status="1")
+                       OMPI_MCA_rmaps_base_oversubscribe="1", PRTE_MCA_rmaps_default_mapping_policy="slot:oversubscribe",
+                       OMPI_MCA_mpi_yield_when_idle="1" if yielding else "0", OMPI_MCA_orte_abort_on_non_zero_status="1")
     return [launcher, "-n", str(ranks), "--bind-to", "core" if pin else "none"], environment
 
 
