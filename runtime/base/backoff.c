@@ -34,17 +34,42 @@ static void count_sharers(dtr_world *world, const cpu_set_t *sets) {
     }
 }
 
+#if defined(OPEN_MPI) && OMPI_MAJOR_VERSION >= 5
+/* A control variable of MPI with one value, true or false. */
+static bool variable_is_set(const char *name) {
+    int provided, index, count = 0, value[16] = { 0 };
+    MPI_T_cvar_handle handle;
+    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) {
+        return false;
+    }
+    if (MPI_T_cvar_get_index(name, &index) == MPI_SUCCESS &&
+        MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) == MPI_SUCCESS) {
+        if (count != 1 || MPI_T_cvar_read(handle, value) != MPI_SUCCESS) {
+            value[0] = 0;
+        }
+        MPI_T_cvar_handle_free(&handle);
+    }
+    MPI_T_finalize();
+    return value[0] != 0;
+}
+#endif
+
 /* Open MPI yields in each poll that finds nothing, where its launcher finds too few cores or it is
- * told to. Both travel in the environment; MPI's tools interface would say it too, but loads all
- * of Open MPI's components to do so. Where it is told otherwise, or by another MPI, both yield. */
+ * told to. In version 4 both travel in the environment; its tools interface would say it too, but
+ * loads all of Open MPI's components to do so. Later ones have the launcher's finding from PMIx,
+ * and their interface is cheap. Where it is told otherwise, or by another MPI, both yield. */
 static bool mpi_yields(void) {
 #ifdef OPEN_MPI
     const char *value = getenv("OMPI_MCA_mpi_yield_when_idle");
     value = value != NULL ? value : getenv("OMPI_MCA_mpi_oversubscribe");
-    return value != NULL && (atoi(value) != 0 || value[0] == 't' || value[0] == 'y');
-#else
-    return false;
+    if (value != NULL) {
+        return atoi(value) != 0 || value[0] == 't' || value[0] == 'y';
+    }
+#if OMPI_MAJOR_VERSION >= 5
+    return variable_is_set("mpi_yield_when_idle");
 #endif
+#endif
+    return false;
 }
 
 dtr_status dtr__wait_open(dtr_world *world, void *scratch) {

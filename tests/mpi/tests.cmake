@@ -131,6 +131,10 @@ foreach(call dtr__now dtr__now_ns dtr__stamp_ns abort)
 endforeach()
 dtr_add_mpi_test(waiting SOURCES mpi/waiting.c NPROCS 1 2)
 dtr_add_mpi_run(waiting_busy TARGET test_waiting NPROCS 2 ENVIRONMENT OMPI_MCA_mpi_yield_when_idle=0)
+# Left to itself MPI yields where there are too few cores.
+dtr_add_mpi_run(waiting_untold TARGET test_waiting NPROCS 1 7)
+set_tests_properties(waiting_untold_np1 waiting_untold_np7 PROPERTIES
+  ENVIRONMENT_MODIFICATION OMPI_MCA_mpi_yield_when_idle=unset:)
 target_link_options(test_waiting PRIVATE -Wl,--wrap=sched_yield)
 dtr_add_mpi_test(detect SOURCES mpi/detect.c NPROCS 1 2 4)
 # Under valgrind its own memory grows: not at 2 ranks, which memcheck runs.
