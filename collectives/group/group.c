@@ -209,9 +209,9 @@ static void end_comm(dtr_group *g, MPI_Comm *comm, bool mpi_alive) {
     if (mpi_alive && *comm != MPI_COMM_NULL) {
         dtr__mpi_lock(g->world);
         if (g->size > 1 && atomic_load(&g->status) != DTR_OK) {
-            dtr__mpi_keep(comm);
+            dtr__mpi_keep(g->world, comm);
         } else if (!dtr__group_retire_comm(g, comm)) {
-            MPI_Comm_free(comm);
+            dtr__mpi_free(comm);
         }
         dtr__mpi_unlock(g->world);
     }

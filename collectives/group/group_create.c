@@ -137,7 +137,7 @@ static dtr_status make(dtr__creation *c, uint64_t uid, dtr_group **group) {
     }
     if (s < 0) {
         dtr__group_free(g);
-        MPI_Comm_free(&comm);
+        dtr__mpi_free(&comm);
         return s;
     }
     *group = g;

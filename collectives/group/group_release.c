@@ -87,9 +87,9 @@ static void free_comms(dtr_world *world, dtr__retired *r) {
     bool whole = dtr__first_failed_peer(world, r->world_ranks, r->size, &why) < 0;
     for (int i = 0; i < r->n; i++) {
         if (whole) {
-            MPI_Comm_free(&r->comm[i]);
+            dtr__mpi_free(&r->comm[i]);
         } else {
-            dtr__mpi_keep(&r->comm[i]);
+            dtr__mpi_keep(world, &r->comm[i]);
         }
     }
     drop(r);

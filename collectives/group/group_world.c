@@ -59,7 +59,7 @@ static dtr_status connect_own(dtr_world *world, dtr_group *own) {
         if (s >= 0) {
             (void)dtr__group_disconnect(own, true, own->timeout_s);
         } else {
-            MPI_Comm_free(&own->comm);
+            dtr__mpi_free(&own->comm);
         }
     }
     return agreed;

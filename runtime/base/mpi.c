@@ -24,30 +24,33 @@ bool dtr__mpi_alive(void) {
     return initialized && !finalized;
 }
 
-/* ---- communicators that are not freed before MPI ends ---- */
+/* ---- the end of communicators ---- */
 
-/* MPI deletes what is attached to MPI_COMM_SELF first when it is finalised. */
-static int free_kept(MPI_Comm self, int key, void *kept, void *extra) {
-    (void)self, (void)key, (void)extra;
-    int code = MPI_Comm_free(kept);
-    free(kept);
-    return code;
+void dtr__mpi_keep(dtr_world *world, MPI_Comm *comm) {
+    atomic_store(&world->mpi.kept, true);
+    *comm = MPI_COMM_NULL;
 }
 
-void dtr__mpi_keep(MPI_Comm *comm) {
-    int key = MPI_KEYVAL_INVALID;
-    MPI_Comm *kept = malloc(sizeof *kept);
-    if (kept != NULL) {
-        *kept = *comm;
-        if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_kept, &key, NULL) != MPI_SUCCESS ||
-            MPI_Comm_set_attr(MPI_COMM_SELF, key, kept) != MPI_SUCCESS) {
-            free(kept); /* the communicator stays all the same */
+/* A message that nobody has received, such as one to a member that had no use for it any more,
+ * turns up in a later communicator of MPICH; from 4.3 on it may end the job instead, whatever the
+ * error handler. */
+int dtr__mpi_free(MPI_Comm *comm) {
+    MPI_Message message;
+    MPI_Status status;
+    int there = 0, nbytes = 0;
+    while (MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, *comm, &there, &message, &status) ==
+               MPI_SUCCESS &&
+           there) {
+        MPI_Get_count(&status, MPI_BYTE, &nbytes);
+        void *unwanted = malloc((size_t)nbytes + 1);
+        if (unwanted == NULL) {
+            *comm = MPI_COMM_NULL; /* stays: the message has begun to be received */
+            return MPI_SUCCESS;
         }
-        if (key != MPI_KEYVAL_INVALID) {
-            MPI_Comm_free_keyval(&key); /* gone with the attribute */
-        }
+        MPI_Mrecv(unwanted, nbytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+        free(unwanted);
     }
-    *comm = MPI_COMM_NULL;
+    return MPI_Comm_free(comm);
 }
 
 /* ---- users ---- */

@@ -17,10 +17,12 @@ dtr_status dtr__mpi_release(bool finish);
 
 /* True while MPI may be called: initialised and not finalised by somebody else. */
 bool dtr__mpi_alive(void);
-/* Instead of freeing it: the communicator of a broken group stays until MPI ends, because a message
- * left over in it would turn up in a later one, to which some MPI libraries give the same identity.
- */
-void dtr__mpi_keep(MPI_Comm *comm);
+/* Instead of freeing it: the communicator of a broken group stays, because a message left over in
+ * it would turn up in a later one, to which some MPI libraries give the same identity. The world's
+ * own stay then too: others may still be telling of the failure there. */
+void dtr__mpi_keep(dtr_world *world, MPI_Comm *comm);
+/* Free a communicator in which no rank sends any more, with what was sent and not received. */
+int dtr__mpi_free(MPI_Comm *comm);
 
 /* All ranks of `comm` agree on one status: when any rank has a negative one, it keeps its own and
  * every other rank returns DTR_ERR_REMOTE naming the lowest failing rank with its status and text.

@@ -34,7 +34,8 @@ typedef struct dtr__world_mpi {
     MPI_Comm comm, node_comm;
     int thread_level; /* what MPI provides */
     int tag_ub;
-    bool own, keep; /* this library has initialised MPI; it does not end it */
+    bool own, keep;    /* this library has initialised MPI; it does not end it */
+    _Atomic bool kept; /* a communicator was kept, see dtr__mpi_keep */
 } dtr__world_mpi;
 
 /* The CPUs of this process, which decide how it waits; constant. */

@@ -361,6 +361,48 @@ START_TEST(DES2_world_limit) {
 }
 END_TEST
 
+/* The linker turns NAME into __wrap_NAME, and __real_NAME into NAME, in the library's own calls. */
+int __real_MPI_Comm_free(MPI_Comm *comm);
+int __wrap_MPI_Comm_free(MPI_Comm *comm);
+
+static _Atomic int left; /* communicators that were freed with a message in them */
+
+int __wrap_MPI_Comm_free(MPI_Comm *comm) {
+    int there = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, *comm, &there, MPI_STATUS_IGNORE);
+    left += there;
+    return __real_MPI_Comm_free(comm);
+}
+
+/* A short message that nobody receives goes with its world. MPICH would give it to a later
+ * communicator, or end the job. */
+START_TEST(with_a_message_that_nobody_receives) {
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    o.backend = "cpu:mpi";
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
+    TH_AGREE();
+    dtr_group *g = dtr_world_group(w);
+    char word[8] = "unheard";
+    const int last = th_size() - 1;
+    if (th_rank() == 0) {
+        TH_IS(dtr_send(g, dtr_cpu_in(word, sizeof word, DTR_U8), last, 1, NULL, NULL), DTR_OK);
+    }
+    good(g);
+    if (th_rank() == last) { /* MPI has it, so that it is there at the end */
+        TH_IS(dtr_recv(g, dtr_cpu(word, sizeof word, DTR_U8), 0, 2, NULL, NULL), DTR_OK);
+    } else if (th_rank() == 0) {
+        TH_IS(dtr_send(g, dtr_cpu_in(word, sizeof word, DTR_U8), last, 2, NULL, NULL), DTR_OK);
+    }
+    left = 0;
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_CHECK(left == 0, "a message is left in %d communicators", left);
+    TH_AGREE();
+    good(th_group());
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "groups_destroy", 60);
     th_add(tc, DES4_destroyed_handles, 1, 0);
@@ -372,6 +414,7 @@ static void make(Suite *s) {
     th_add(tc, DES10_open_scope, 1, 0);
     th_add(tc, DES9_broken_groups_end_alone, 2, 0);
     th_add(tc, DES9_a_late_destroy_learns_of_the_break, 2, 0);
+    th_add(tc, with_a_message_that_nobody_receives, 2, 0);
     th_add(tc, DES12_abort, 2, 0);
     th_add(tc, DES2_groups_left_at_the_end, 1, 0);
     th_add(tc, DES6_world_ends_overlapping_groups, 1, 0);

@@ -181,9 +181,9 @@ static void close_lane(dtr__hier_lane *l, dtr_group *g) {
     }
     if (l->group.comm != MPI_COMM_NULL && dtr__mpi_alive()) {
         if (broken) {
-            dtr__mpi_keep(&l->group.comm);
+            dtr__mpi_keep(g->world, &l->group.comm);
         } else if (!dtr__group_retire_comm(g, &l->group.comm)) {
-            MPI_Comm_free(&l->group.comm);
+            dtr__mpi_free(&l->group.comm);
         }
     }
     free(l->group.world_ranks);
