@@ -89,12 +89,16 @@ void dtr__mailbox_flush(dtr__control_message **out) {
 dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
                                 int *from) {
     dtr__error_context ctx = { .world = world, .operation = "message between ranks" };
+    const MPI_Comm comm = world->mpi.comm;
     MPI_Message handle = MPI_MESSAGE_NULL;
     MPI_Status status;
     int flag = 0, count = 0;
     *message = NULL;
-    DTR_MPI(&ctx, MPI_Improbe(MPI_ANY_SOURCE, tag, world->mpi.comm, &flag, &handle, &status));
-    if (!flag) {
+    int code = DTR_INSIDE(MPI_Improbe, MPI_ANY_SOURCE, tag, comm, &flag, &handle, &status);
+    if (code != MPI_SUCCESS && !dtr__mpi_acknowledge(comm, code)) {
+        return dtr__error_mpi(&ctx, code, "MPI_Improbe", __FILE__, __LINE__);
+    }
+    if (code != MPI_SUCCESS || !flag) {
         return DTR_OK;
     }
     DTR_MPI(&ctx, MPI_Get_count(&status, MPI_BYTE, &count));
@@ -103,7 +107,7 @@ dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_
         DTR_INSIDE(MPI_Mrecv, NULL, 0, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a message of %d bytes", count);
     }
-    int code = DTR_INSIDE(MPI_Mrecv, data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+    code = DTR_INSIDE(MPI_Mrecv, data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) {
         free(data);
         return dtr__error_mpi(&ctx, code, "MPI_Mrecv", __FILE__, __LINE__);

@@ -2,6 +2,7 @@
  * the weightiest kind, and no rank is released before that is settled (control/vote.c). */
 #include "failure/failure.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -110,9 +111,17 @@ static bool report_once(dtr_group *g, const dtr_group *also, dtr_status s,
     return true;
 }
 
+/* Before the watchdogs, which know who it was and in what. */
+static bool mpi_noticed_a_death(const dtr_group *g, dtr_status s) {
+    dtr_error e = DTR_ERROR_INIT;
+    dtr_last_error(&e);
+    return s == DTR_ERR_MPI && dtr__mpi_peer_died(e.native_code) &&
+           dtr__failure_records_serve(g->world);
+}
+
 void dtr__group_record_failure(dtr_group *g, dtr_status s) {
     dtr__failure_record mine;
-    if (g->failure != NULL && atomic_load(&g->status) == DTR_OK) {
+    if (g->failure != NULL && atomic_load(&g->status) == DTR_OK && !mpi_noticed_a_death(g, s)) {
         (void)report_once(g, NULL, s, &mine);
     }
 }
@@ -140,15 +149,24 @@ void dtr__groups_report_failure(dtr_group *g, dtr_group *also, dtr_status s, dtr
     }
 }
 
+static void settle_until(dtr_group *g, double end, dtr__queue *called) {
+    dtr__backoff backoff = { 0 };
+    for (dtr__group_settle_failure(g, called);
+         atomic_load(&g->status) == DTR_OK && dtr__now() < end;
+         dtr__group_settle_failure(g, called)) {
+        dtr__progress_rest(g->world);
+        dtr__backoff_pause(NULL, &backoff);
+    }
+}
+
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
+    enum { WATCHDOGS_S = 3 };
     dtr__failure_record mine;
+    if (mpi_noticed_a_death(g, s)) {
+        settle_until(g, dtr__now() + WATCHDOGS_S, called);
+    }
     if (atomic_load(&g->status) == DTR_OK && report_once(g, NULL, s, &mine)) {
-        dtr__backoff backoff = { 0 };
-        for (dtr__group_settle_failure(g, called); atomic_load(&g->status) == DTR_OK;
-             dtr__group_settle_failure(g, called)) {
-            dtr__progress_rest(g->world);
-            dtr__backoff_pause(NULL, &backoff);
-        }
+        settle_until(g, INFINITY, called);
     }
     /* Another thread that breaks it may still be ending its works: wait for that. */
     dtr__group_release_all(g, s, called);

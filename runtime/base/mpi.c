@@ -12,6 +12,10 @@
 #include "base/mpi.h"
 #include "base/world.h"
 
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;     /* worlds living or being made; lock */
 static bool ours;     /* this library called MPI_Init_thread; lock */
@@ -51,6 +55,30 @@ int dtr__mpi_free(MPI_Comm *comm) {
         free(unwanted);
     }
     return MPI_Comm_free(comm);
+}
+
+/* ---- ranks that have died, where MPI tolerates faults ---- */
+
+bool dtr__mpi_peer_died(int code) {
+#ifdef MPIX_ERR_PROC_FAILED
+    int class = MPI_SUCCESS;
+    MPI_Error_class(code, &class);
+    return class == MPIX_ERR_PROC_FAILED || class == MPIX_ERR_PROC_FAILED_PENDING;
+#else
+    (void)code;
+    return false;
+#endif
+}
+
+bool dtr__mpi_acknowledge(MPI_Comm comm, int code) {
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+    int size, known;
+    return dtr__mpi_peer_died(code) && MPI_Comm_size(comm, &size) == MPI_SUCCESS &&
+           MPIX_Comm_ack_failed(comm, size, &known) == MPI_SUCCESS;
+#else
+    (void)comm, (void)code;
+    return false;
+#endif
 }
 
 /* ---- users ---- */

@@ -24,6 +24,11 @@ void dtr__mpi_keep(dtr_world *world, MPI_Comm *comm);
 /* Free a communicator in which no rank sends any more, with what was sent and not received. */
 int dtr__mpi_free(MPI_Comm *comm);
 
+/* Whether a call of MPI has failed with `code` because a rank has died. */
+bool dtr__mpi_peer_died(int code);
+/* After it: a rank can ask for messages from any rank again. False where that is not why. */
+bool dtr__mpi_acknowledge(MPI_Comm comm, int code);
+
 /* All ranks of `comm` agree on one status: when any rank has a negative one, it keeps its own and
  * every other rank returns DTR_ERR_REMOTE naming the lowest failing rank with its status and text.
  * Blocking allreduce+broadcast: only where all ranks of comm are known to come (world and group
