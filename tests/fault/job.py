@@ -72,17 +72,22 @@ def launch():
     env.update(SETTINGS.get(case, {}))
     env.pop("OMPI_MCA_orte_abort_on_non_zero_status", None)
     version = subprocess.run([mpiexec, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
-    # A rank's death must not be the launcher's reason to end the others.
-    go_on = ["--enable-recovery"] if b"Open MPI" in version or b"OpenRTE" in version else ["-disable-auto-cleanup"]
-    start = [mpiexec] + go_on + ["-n", str(ranks)]
+    # A rank's death must not be the launcher's reason to end the others. Hydra sends them SIGUSR1 all the same, and SIGKILL
+    # when it sees that a process which it started was ended by a signal: it starts shells, which are not.
+    if b"Open MPI" in version or b"OpenRTE" in version:
+        start, shell = [mpiexec, "--enable-recovery", "-n", str(ranks)], []
+    else:
+        start, shell = [mpiexec, "-disable-auto-cleanup", "-n", str(ranks)], ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
     if bed:
         each = str(node_ranks)
-        start = [bed, "--hosts", str(ranks // node_ranks), "--ranks", each, "--", "--enable-recovery"]
+        start = [bed, "--mpiexec", mpiexec, "--hosts", str(ranks // node_ranks), "--ranks", each, "--", "--enable-recovery"]
+        # From version 5 on the transport between hosts ends a process whose peer has died, but for this.
+        start += ["--with-ft", "ulfm"] if re.search(rb"Open MPI\) ([5-9]|\d\d)", version) else []
     elif node_ranks > 0:
         env["DTR_NODE_RANKS"] = str(node_ranks)
     if bed:
         return launch_bed(start + [program, case, folder, way], env)
-    done = subprocess.run(start + [program, case, folder, way], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(start + shell + [program, case, folder, way], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.stdout.decode(errors="replace")
 
 
