@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/call_site.h"
 #include "optim_internal.h"
 
 static const char *const array_names[DTR__OPTIM_ARRAYS] = { "m", "v", "master" };
@@ -162,6 +161,7 @@ static void optim_free(dtr_optim *o) {
         free(o->part[d].undecayed);
     }
     free(o->begin);
+    dtr__texts_free(&o->metadata);
     o->magic = 0;
     free(o);
 }
@@ -239,54 +239,4 @@ dtr_status dtr_optim_state(const dtr_optim *o, size_t k, dtr_zero_state *state) 
                 "dtr_optim_state: there is no array %zu, the optimizer has %zu", k, o->n_states);
     *state = o->states[k];
     return DTR_OK;
-}
-
-/* ---- files ---- */
-
-static dtr_status share_of(dtr_optim *o, const char *entry, size_t *count, dtr__share *sh) {
-    DTR_TRY(dtr__optim_check(o, entry));
-    DTR_TRY(o->zero != NULL ? dtr__zero_check(o->zero, entry) : dtr__ddp_check(o->ddp, entry));
-    if (o->zero == NULL) {
-        DTR_TRY(dtr__ddp_refuse_sharded(o->ddp, entry));
-    }
-    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
-        count[d] = o->part[d].count;
-    }
-    *sh = (dtr__share){ .ddp = o->ddp, .zero = o->zero, .begin = o->begin, .count = count };
-    return DTR_OK;
-}
-
-static dtr_status save(dtr_optim *o, const char *entry, const char *path, dtr_bytes own) {
-    size_t count[DTR__ZERO_TYPES];
-    dtr__share sh;
-    DTR_TRY(share_of(o, entry, count, &sh));
-    return dtr__share_save(&sh, entry, path, o->states, o->n_states, o->steps, own);
-}
-
-static dtr_status load(dtr_optim *o, const char *entry, const char *path, dtr_bytes *own) {
-    size_t count[DTR__ZERO_TYPES];
-    dtr__share sh;
-    DTR_TRY(share_of(o, entry, count, &sh));
-    return dtr__share_load(&sh, entry, path, o->states, o->n_states, &o->steps, own);
-}
-
-dtr_status dtr_optim_save(dtr_optim *o, const char *path) {
-    DTR_HOLD_CALL_SITE;
-    return save(o, "dtr_optim_save", path, (dtr_bytes){ NULL, 0 });
-}
-
-dtr_status dtr_optim_load(dtr_optim *o, const char *path) {
-    DTR_HOLD_CALL_SITE;
-    return load(o, "dtr_optim_load", path, NULL);
-}
-
-dtr_status dtr_optim_save_with(dtr_optim *o, const char *path, dtr_bytes own) {
-    DTR_HOLD_CALL_SITE;
-    return save(o, "dtr_optim_save_with", path, own);
-}
-
-dtr_status dtr_optim_load_with(dtr_optim *o, const char *path, dtr_bytes *own) {
-    DTR_HOLD_CALL_SITE;
-    DTR_REQUIRE(own != NULL, NULL, DTR_ERR_ARG, "dtr_optim_load_with: own is NULL");
-    return load(o, "dtr_optim_load_with", path, own);
 }

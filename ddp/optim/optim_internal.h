@@ -35,6 +35,7 @@ struct dtr_optim {
     char names[DTR__OPTIM_ARRAYS * 4][16];
     dtr_zero_state states[DTR__OPTIM_ARRAYS * 4];
     size_t n_states;
+    dtr__texts metadata; /* of the checkpoint that was loaded last */
 };
 
 #define DTR__OPTIM_MAGIC UINT64_C(0x6474725f6f707469)

@@ -3,6 +3,8 @@
 #ifndef DTR_DDP_ZERO_H
 #define DTR_DDP_ZERO_H
 
+#include <dtr/optim.h>
+
 #include "device/device.h"
 #include "reducer/reducer.h"
 
@@ -93,12 +95,20 @@ typedef struct dtr__share {
      * [DTR__ZERO_TYPES] how many elements they have. */
     const size_t *begin, *count;
 } dtr__share;
-/* dtr_zero_save and dtr_zero_load in the name of `entry`. `own`: bytes of the program on this rank;
- * read (may be NULL), those of the rank of this number modulo the number of files. */
+/* Metadata of the program, all of it the owner's. */
+typedef struct dtr__texts {
+    dtr_text_pair *pairs;
+    size_t n;
+} dtr__texts;
+void dtr__texts_free(dtr__texts *texts);
+/* dtr_zero_save and dtr_zero_load in the name of `entry`, with what `extra` names (NULL: nothing).
+ * `metadata` (may be NULL) is replaced by that of the checkpoint. */
 dtr_status dtr__share_save(const dtr__share *sh, const char *entry, const char *path,
-                           const dtr_zero_state *states, size_t n, uint64_t step, dtr_bytes own);
+                           const dtr_zero_state *states, size_t n, uint64_t step,
+                           const dtr_optim_extra *extra);
 dtr_status dtr__share_load(const dtr__share *sh, const char *entry, const char *path,
-                           const dtr_zero_state *states, size_t n, uint64_t *step, dtr_bytes *own);
+                           const dtr_zero_state *states, size_t n, uint64_t *step,
+                           const dtr_optim_extra *extra, dtr__texts *metadata);
 
 /* The module ends. */
 void dtr__zero_detach(dtr_ddp *ddp);

@@ -96,6 +96,11 @@ static json_t *numbers(const int64_t *list, int n) {
     return array;
 }
 
+static json_t *describe_tensor(const dtr_tensor *t) {
+    return json_pack("{s:s, s:o}", "dtype", dtr_dtype_name(t->dtype), "shape",
+                     numbers(t->shape, t->ndim));
+}
+
 /* How the elements of a parameter lie decides which of them a stretch is. */
 static json_t *describe_param(const dtr__ddp_param *p) {
     int64_t strides[DTR_MAX_NDIM];
@@ -130,6 +135,29 @@ static json_t *describe_states(const dtr_zero_state *states, size_t n) {
     return map;
 }
 
+static json_t *describe_tensors(const dtr_optim_extra *x) {
+    json_t *map = json_object();
+    for (size_t k = 0; k < x->n_tensors; k++) {
+        if (json_object_set_new(map, x->tensors[k].name, describe_tensor(x->tensors[k].tensor)) !=
+            0) {
+            json_decref(map);
+            return NULL;
+        }
+    }
+    return map;
+}
+
+static json_t *describe_metadata(const dtr_optim_extra *x) {
+    json_t *map = json_object();
+    for (size_t k = 0; k < x->n_metadata; k++) {
+        if (json_object_set_new(map, x->metadata[k].key, json_string(x->metadata[k].value)) != 0) {
+            json_decref(map);
+            return NULL;
+        }
+    }
+    return map;
+}
+
 static json_t *hex(uint64_t x) {
     char text[24];
     snprintf(text, sizeof text, "%016" PRIx64, x);
@@ -137,16 +165,18 @@ static json_t *hex(uint64_t x) {
 }
 
 static json_t *describe(const dtr__share *sh, uint64_t token, uint64_t step, int ranks,
-                        const dtr_zero_state *states, size_t n) {
-    return json_pack("{s:s, s:i, s:o, s:I, s:i, s:o, s:o, s:o}", "format", "dtr-zero", "version", 1,
-                     "token", hex(token), "step", (json_int_t)step, "ranks", ranks, "plan",
-                     hex(dtr_plan_hash(sh->ddp->plan)), "states", describe_states(states, n),
-                     "parameters", describe_params(sh));
+                        const dtr_zero_state *states, size_t n, const dtr_optim_extra *extra) {
+    return json_pack("{s:s, s:i, s:o, s:I, s:i, s:o, s:o, s:o, s:o, s:o}", "format", "dtr-zero",
+                     "version", 1, "token", hex(token), "step", (json_int_t)step, "ranks", ranks,
+                     "plan", hex(dtr_plan_hash(sh->ddp->plan)), "states",
+                     describe_states(states, n), "parameters", describe_params(sh), "tensors",
+                     describe_tensors(extra), "metadata", describe_metadata(extra));
 }
 
 dtr_status dtr__zero_index_write(const dtr__share *sh, const char *path, uint64_t token,
-                                 uint64_t step, int ranks, const dtr_zero_state *states, size_t n) {
-    json_t *json = describe(sh, token, step, ranks, states, n);
+                                 uint64_t step, int ranks, const dtr_zero_state *states, size_t n,
+                                 const dtr_optim_extra *extra) {
+    json_t *json = describe(sh, token, step, ranks, states, n, extra);
     char *text = json != NULL ? json_dumps(json, JSON_INDENT(1)) : NULL;
     json_decref(json);
     DTR_REQUIRE(text != NULL, NULL, DTR_ERR_NOMEM,
@@ -222,21 +252,48 @@ void dtr__zero_index_free(dtr__zero_index *x) {
     *x = (dtr__zero_index){ 0 };
 }
 
+dtr_status dtr__zero_index_texts(const dtr__zero_index *x, dtr__texts *texts) {
+    json_t *map = json_object_get(x->json, "metadata"), *value;
+    const char *key;
+    texts->pairs = calloc(json_object_size(map) + 1, sizeof *texts->pairs);
+    DTR_REQUIRE(texts->pairs != NULL, NULL, DTR_ERR_NOMEM, "no memory for the metadata of %s",
+                x->path);
+    json_object_foreach(map, key, value) {
+        DTR_REQUIRE(json_is_string(value), NULL, DTR_ERR_IO,
+                    "%s is damaged: the value of '%.80s' in its metadata is no text", x->path, key);
+        dtr_text_pair *pair = &texts->pairs[texts->n++];
+        pair->key = strdup(key);
+        pair->value = strdup(json_string_value(value));
+        DTR_REQUIRE(pair->key != NULL && pair->value != NULL, NULL, DTR_ERR_NOMEM,
+                    "no memory for the metadata of %s", x->path);
+    }
+    return DTR_OK;
+}
+
+bool dtr__zero_is_utf8(const char *text) {
+    json_t *json = json_string(text);
+    json_decref(json);
+    return json != NULL;
+}
+
 /* ---- comparing ---- */
 
-static dtr_status check_param(const dtr__zero_index *x, const dtr__ddp_param *p) {
-    json_t *theirs = json_object_get(json_object_get(x->json, "parameters"), p->name);
-    DTR_REQUIRE(theirs != NULL, NULL, DTR_ERR_MISMATCH, "%s has no parameter '%s'", x->path,
-                p->name);
-    json_t *mine = describe_param(p);
+/* An entry of one of the index's lists with what this module has of that name, which is freed. */
+static dtr_status check_entry(const dtr__zero_index *x, const char *list, const char *what,
+                              const char *name, json_t *mine) {
+    json_t *theirs = json_object_get(json_object_get(x->json, list), name);
+    if (theirs == NULL) {
+        json_decref(mine);
+        return DTR_FAIL(NULL, DTR_ERR_MISMATCH, "%s has no %s '%s'", x->path, what, name);
+    }
     char *a = json_dumps(theirs, JSON_COMPACT | JSON_SORT_KEYS);
     char *b = json_dumps(mine, JSON_COMPACT | JSON_SORT_KEYS);
     dtr_status s = DTR_OK;
     if (a == NULL || b == NULL) {
-        s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory to compare parameter '%s'", p->name);
+        s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory to compare %s '%s'", what, name);
     } else if (strcmp(a, b) != 0) {
-        s = DTR_FAIL(NULL, DTR_ERR_MISMATCH, "parameter '%s' differs: in %s it is %s, here %s",
-                     p->name, x->path, a, b);
+        s = DTR_FAIL(NULL, DTR_ERR_MISMATCH, "%s '%s' differs: in %s it is %s, here %s", what, name,
+                     x->path, a, b);
     }
     free(a);
     free(b);
@@ -245,11 +302,13 @@ static dtr_status check_param(const dtr__zero_index *x, const dtr__ddp_param *p)
 }
 
 dtr_status dtr__zero_index_check(const dtr__zero_index *x, const dtr__share *sh,
-                                 const dtr_zero_state *states, size_t n) {
+                                 const dtr_zero_state *states, size_t n,
+                                 const dtr_optim_extra *extra) {
     size_t here = 0;
     for (size_t i = 0; i < sh->ddp->n; i++) {
         if (dtr__share_has(sh, i)) {
-            DTR_TRY(check_param(x, &sh->ddp->params[i]));
+            const dtr__ddp_param *p = &sh->ddp->params[i];
+            DTR_TRY(check_entry(x, "parameters", "parameter", p->name, describe_param(p)));
             here++;
         }
     }
@@ -266,6 +325,10 @@ dtr_status dtr__zero_index_check(const dtr__zero_index *x, const dtr__share *sh,
                     dtype != NULL ? dtype : "of no type", x->path,
                     dtr_dtype_name(states[k].data.dtype));
     }
+    for (size_t k = 0; k < extra->n_tensors; k++) {
+        const dtr_named_tensor *e = &extra->tensors[k];
+        DTR_TRY(check_entry(x, "tensors", "tensor", e->name, describe_tensor(e->tensor)));
+    }
     return DTR_OK;
 }
 
@@ -278,8 +341,9 @@ static dtr_status not_built(void) {
 }
 
 dtr_status dtr__zero_index_write(const dtr__share *sh, const char *path, uint64_t token,
-                                 uint64_t step, int ranks, const dtr_zero_state *states, size_t n) {
-    (void)sh, (void)path, (void)token, (void)step, (void)ranks, (void)states, (void)n;
+                                 uint64_t step, int ranks, const dtr_zero_state *states, size_t n,
+                                 const dtr_optim_extra *extra) {
+    (void)sh, (void)path, (void)token, (void)step, (void)ranks, (void)states, (void)n, (void)extra;
     return not_built();
 }
 
@@ -294,9 +358,20 @@ void dtr__zero_index_free(dtr__zero_index *x) {
 }
 
 dtr_status dtr__zero_index_check(const dtr__zero_index *x, const dtr__share *sh,
-                                 const dtr_zero_state *states, size_t n) {
-    (void)x, (void)sh, (void)states, (void)n;
+                                 const dtr_zero_state *states, size_t n,
+                                 const dtr_optim_extra *extra) {
+    (void)x, (void)sh, (void)states, (void)n, (void)extra;
     return not_built();
+}
+
+dtr_status dtr__zero_index_texts(const dtr__zero_index *x, dtr__texts *texts) {
+    (void)x, (void)texts;
+    return not_built();
+}
+
+bool dtr__zero_is_utf8(const char *text) {
+    (void)text;
+    return true; /* nothing is written */
 }
 
 #endif

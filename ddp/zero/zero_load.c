@@ -23,7 +23,10 @@ typedef struct intake {
     size_t *filled;          /* elements, padding not counted */
     size_t *value_at;        /* [n params] bytes in memory[0] */
     dtr__share_order *order; /* [n params] */
-    dtr_bytes own;           /* of the program; the caller's once all is well */
+    dtr_optim_extra extra;
+    dtr_tensor **tensors; /* [extra.n_tensors] what becomes of the program's */
+    dtr_bytes own;        /* of the program, as its metadata; the caller's once all is well */
+    dtr__texts metadata;
 } intake;
 
 static int by_name(const void *a, const void *b) {
@@ -37,6 +40,11 @@ static void intake_free(intake *in) {
     for (size_t i = 0; in->order != NULL && i < in->sh->ddp->n; i++) {
         dtr__share_order_free(&in->order[i]);
     }
+    for (size_t k = 0; in->tensors != NULL && k < in->extra.n_tensors; k++) {
+        dtr_tensor_release(in->tensors[k]);
+    }
+    free(in->tensors);
+    dtr__texts_free(&in->metadata);
     free(in->memory);
     free(in->filled);
     free(in->value_at);
@@ -73,8 +81,9 @@ static dtr_status intake_make(intake *in) {
     in->filled = calloc(in->n_states + 1, sizeof *in->filled);
     in->value_at = calloc(ddp->n + 1, sizeof *in->value_at);
     in->order = calloc(ddp->n + 1, sizeof *in->order);
-    DTR_REQUIRE(in->names != NULL && in->memory != NULL && in->filled != NULL &&
-                    in->value_at != NULL && in->order != NULL,
+    in->tensors = calloc(in->extra.n_tensors + 1, sizeof(dtr_tensor *));
+    DTR_REQUIRE(in->tensors != NULL && in->names != NULL && in->memory != NULL &&
+                    in->filled != NULL && in->value_at != NULL && in->order != NULL,
                 NULL, DTR_ERR_NOMEM, "no memory to read a checkpoint of %zu parameters", ddp->n);
     for (size_t i = 0; i < ddp->n; i++) {
         if (dtr__share_has(in->sh, i)) {
@@ -210,6 +219,23 @@ static dtr_status read_own(intake *in, const dtr_safetensors *file, const char *
     return s;
 }
 
+static dtr_status read_tensors(intake *in, const dtr_safetensors *file, const char *path) {
+    for (size_t k = 0; k < in->extra.n_tensors; k++) {
+        const dtr_tensor *want = in->extra.tensors[k].tensor;
+        char name[DTR__ZERO_NAME];
+        dtr_dtype dtype;
+        snprintf(name, sizeof name, DTR__ZERO_TENSOR, in->extra.tensors[k].name);
+        DTR_REQUIRE(dtr_safetensors_describe(file, name, &dtype, NULL, NULL) == DTR_OK, NULL,
+                    DTR_ERR_IO, "%s is damaged: it has no '%.100s', which the index names", path,
+                    name);
+        DTR_TRY(dtr_safetensors_load(file, name, &in->tensors[k]));
+        DTR_REQUIRE(dtype == want->dtype && dtr__same_shape(in->tensors[k], want), NULL, DTR_ERR_IO,
+                    "%s is damaged: '%.100s' is not what the index says", path, name);
+        DTR_TRY(check_hash(file, path, name, in->tensors[k]));
+    }
+    return DTR_OK;
+}
+
 /* ---- files ---- */
 
 static dtr_status read_file(intake *in, const dtr__zero_index *x, int rank) {
@@ -228,6 +254,9 @@ static dtr_status read_file(intake *in, const dtr__zero_index *x, int rank) {
     }
     for (size_t k = 0; s == DTR_OK && k < dtr_safetensors_count(file); k++) {
         s = read_stretch(in, file, path, dtr_safetensors_name(file, k));
+    }
+    if (s == DTR_OK && rank == 0) {
+        s = read_tensors(in, file, path);
     }
     if (s == DTR_OK && rank == in->sh->ddp->rank % x->ranks) {
         s = read_own(in, file, path);
@@ -258,9 +287,12 @@ static dtr_status check_whole(const intake *in, const dtr__zero_index *x) {
 static dtr_status read_all(intake *in, const char *path, uint64_t *step) {
     dtr__zero_index x;
     DTR_TRY(dtr__zero_index_read(path, &x));
-    dtr_status s = dtr__zero_index_check(&x, in->sh, in->states, in->n_states);
+    dtr_status s = dtr__zero_index_check(&x, in->sh, in->states, in->n_states, &in->extra);
     if (s == DTR_OK) {
         s = intake_make(in);
+    }
+    if (s == DTR_OK) {
+        s = dtr__zero_index_texts(&x, &in->metadata);
     }
     for (int r = 0; r < x.ranks && s == DTR_OK; r++) {
         s = read_file(in, &x, r);
@@ -285,6 +317,12 @@ static void commit_states(const intake *in) {
                                        in->memory[k + 1] + p.at * dtr_dtype_size(data->dtype));
             }
         }
+    }
+}
+
+static void commit_tensors(const intake *in) {
+    for (size_t k = 0; k < in->extra.n_tensors; k++) {
+        dtr__tensor_copy_raw(in->extra.tensors[k].tensor, in->tensors[k]);
     }
 }
 
@@ -322,29 +360,46 @@ static dtr_status commit_slices(const intake *in) {
     return s < 0 ? s : last;
 }
 
-static dtr_status read_checked(intake *in, const char *entry, const char *path, uint64_t *step) {
+static dtr_status read_checked(intake *in, const char *entry, const char *path,
+                               const dtr_optim_extra *extra, uint64_t *step) {
     DTR_TRY(dtr__zero_check_states(in->sh, entry, path, in->states, in->n_states));
     DTR_TRY(dtr__zero_check_writable(entry, in->states, in->n_states));
+    DTR_TRY(dtr__extra_check(entry, extra, false, &in->extra));
     return read_all(in, path, step);
 }
 
+/* All is well: what the caller gets beside parameters and state. */
+static void hand_over(intake *in, dtr__texts *metadata) {
+    commit_tensors(in);
+    if (in->extra.own != NULL) {
+        *in->extra.own = in->own;
+        in->own = (dtr_bytes){ NULL, 0 };
+    }
+    if (metadata != NULL) {
+        const dtr__texts old = *metadata;
+        *metadata = in->metadata;
+        in->metadata = old;
+    }
+}
+
 dtr_status dtr__share_load(const dtr__share *sh, const char *entry, const char *path,
-                           const dtr_zero_state *states, size_t n, uint64_t *step, dtr_bytes *own) {
+                           const dtr_zero_state *states, size_t n, uint64_t *step,
+                           const dtr_optim_extra *extra, dtr__texts *metadata) {
     intake in = { .sh = sh, .states = states, .n_states = n };
     uint64_t found = 0;
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {
-        s = dtr__zero_agree_last(sh->ddp, read_checked(&in, entry, path, &found), entry);
+        dtr_status mine = read_checked(&in, entry, path, extra, &found);
+        s = dtr__zero_agree_last(sh->ddp, mine, entry);
     }
     if (s == DTR_OK) {
         commit_states(&in);
         s = sh->zero != NULL ? commit_slices(&in) : commit_whole(&in);
     }
     s = dtr__ddp_leave(sh->ddp, s);
-    if (s == DTR_OK && own != NULL) {
-        *own = in.own;
-        in.own = (dtr_bytes){ NULL, 0 };
+    if (s == DTR_OK) {
+        hand_over(&in, metadata);
     }
     if (s == DTR_OK && step != NULL) {
         *step = found;
@@ -358,7 +413,7 @@ static dtr_status zero_load(dtr_zero *z, const char *path, const dtr_zero_state 
     static const char entry[] = "dtr_zero_load";
     DTR_TRY(dtr__zero_check(z, entry));
     const dtr__share sh = { .ddp = z->ddp, .zero = z };
-    return dtr__share_load(&sh, entry, path, states, n, step, NULL);
+    return dtr__share_load(&sh, entry, path, states, n, step, NULL, NULL);
 }
 
 dtr_status dtr_zero_load(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,

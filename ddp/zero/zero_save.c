@@ -22,6 +22,16 @@ typedef struct shard {
     char *values;         /* the copies */
 } shard;
 
+/* What one rank was asked to write. */
+typedef struct call {
+    const char *path;
+    const dtr_zero_state *states;
+    size_t n;
+    uint64_t step;
+    dtr_optim_extra extra;
+    dtr__packed packed; /* its tensors */
+} call;
+
 static void shard_free(shard *f) {
     for (size_t k = 0; k < f->n; k++) {
         dtr_tensor_release(f->tensors[k].tensor);
@@ -34,23 +44,28 @@ static void shard_free(shard *f) {
     free(f->values);
 }
 
-static dtr_status add(shard *f, const char *name, void *data, size_t count, dtr_dtype dtype) {
-    const dtr_device cpu = { DTR_CPU, 0 };
-    int64_t shape = (int64_t)count, stride = 1;
+/* Takes over the tensor, also where it fails. */
+static dtr_status add_tensor(shard *f, const char *name, dtr_tensor *tensor, uint64_t hash) {
     dtr_named_tensor *t = &f->tensors[f->n];
-    dtr_text_pair *pair = &f->pairs[f->n];
-    char key[DTR__ZERO_NAME + 8], hash[24];
-    DTR_TRY(dtr__tensor_wrap(data, dtype, cpu, 1, &shape, &stride, NULL, NULL, &t->tensor));
-    f->n++;
+    dtr_text_pair *pair = &f->pairs[f->n++];
+    char key[DTR__ZERO_NAME + 8], text[24];
     snprintf(key, sizeof key, "hash:%s", name);
-    snprintf(hash, sizeof hash, "%016" PRIx64,
-             dtr__zero_piece_hash(data, count * dtr_dtype_size(dtype)));
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    t->tensor = tensor;
     t->name = strdup(name);
     pair->key = strdup(key);
-    pair->value = strdup(hash);
+    pair->value = strdup(text);
     DTR_REQUIRE(t->name != NULL && pair->key != NULL && pair->value != NULL, NULL, DTR_ERR_NOMEM,
                 "no memory to name '%s'", name);
     return DTR_OK;
+}
+
+static dtr_status add(shard *f, const char *name, void *data, size_t count, dtr_dtype dtype) {
+    const dtr_device cpu = { DTR_CPU, 0 };
+    int64_t shape = (int64_t)count, stride = 1;
+    dtr_tensor *t = NULL;
+    DTR_TRY(dtr__tensor_wrap(data, dtype, cpu, 1, &shape, &stride, NULL, NULL, &t));
+    return add_tensor(f, name, t, dtr__zero_piece_hash(data, count * dtr_dtype_size(dtype)));
 }
 
 static dtr_status add_stretch(shard *f, const char *array, const char *param,
@@ -93,8 +108,9 @@ static bool has_arrays(const dtr__share *sh) {
     return sh->zero != NULL || sh->ddp->rank == 0;
 }
 
-static dtr_status make_shard(shard *f, const dtr__share *sh, const dtr_zero_state *states,
-                             size_t n) {
+static dtr_status make_shard(shard *f, const dtr__share *sh, const call *c) {
+    const dtr_zero_state *states = c->states;
+    const size_t n = c->n;
     size_t pieces = 0, nbytes = 0;
     dtr__zero_piece p;
     for (size_t i = 0; i < sh->ddp->n && has_arrays(sh); i++) {
@@ -107,7 +123,7 @@ static dtr_status make_shard(shard *f, const dtr__share *sh, const dtr_zero_stat
             }
         }
     }
-    f->cap = pieces * (n + 1) + 1;
+    f->cap = pieces * (n + 1) + 1 + c->packed.n;
     f->tensors = calloc(f->cap + 1, sizeof *f->tensors);
     f->pairs = calloc(f->cap + 5, sizeof *f->pairs);
     f->values = malloc(nbytes + 1);
@@ -116,10 +132,21 @@ static dtr_status make_shard(shard *f, const dtr__share *sh, const dtr_zero_stat
     return DTR_OK;
 }
 
-static dtr_status fill(shard *f, const dtr__share *sh, const dtr_zero_state *states, size_t n,
-                       dtr_bytes own) {
+/* What the program keeps: tensors in rank 0's file, bytes in everybody's. */
+static dtr_status add_program(shard *f, const dtr__share *sh, const call *c) {
+    for (size_t k = 0; k < c->packed.n && sh->ddp->rank == 0; k++) {
+        char name[DTR__ZERO_NAME];
+        snprintf(name, sizeof name, DTR__ZERO_TENSOR, c->extra.tensors[k].name);
+        DTR_TRY(add_tensor(f, name, dtr_tensor_retain(c->packed.tensors[k]), c->packed.hashes[k]));
+    }
+    const dtr_bytes *own = c->extra.own;
+    return own != NULL && own->nbytes > 0 ? add(f, DTR__ZERO_OWN, own->data, own->nbytes, DTR_U8)
+                                          : DTR_OK;
+}
+
+static dtr_status fill(shard *f, const dtr__share *sh, const call *c) {
     dtr__zero_piece p;
-    DTR_TRY(make_shard(f, sh, states, n));
+    DTR_TRY(make_shard(f, sh, c));
     char *memory = f->values;
     for (size_t i = 0; i < sh->ddp->n && has_arrays(sh); i++) {
         dtr__share_order order;
@@ -127,19 +154,19 @@ static dtr_status fill(shard *f, const dtr__share *sh, const dtr_zero_state *sta
             continue;
         }
         DTR_TRY(dtr__share_order_make(sh, i, &order));
-        dtr_status s = add_param(f, sh, &p, &order, &memory, states, n);
+        dtr_status s = add_param(f, sh, &p, &order, &memory, c->states, c->n);
         dtr__share_order_free(&order);
         DTR_TRY(s);
     }
-    return own.nbytes > 0 ? add(f, DTR__ZERO_OWN, own.data, own.nbytes, DTR_U8) : DTR_OK;
+    return add_program(f, sh, c);
 }
 
 static dtr_status write_shard(const dtr__share *sh, const char *path, uint64_t token, int files,
-                              const dtr_zero_state *states, size_t n, dtr_bytes own) {
+                              const call *c) {
     const dtr_ddp *ddp = sh->ddp;
     shard f = { 0 };
     char texts[3][24];
-    dtr_status s = fill(&f, sh, states, n, own);
+    dtr_status s = fill(&f, sh, c);
     if (s == DTR_OK) {
         snprintf(texts[0], sizeof texts[0], "%016" PRIx64, token);
         snprintf(texts[1], sizeof texts[1], "%d of %d", ddp->rank, files);
@@ -155,15 +182,6 @@ static dtr_status write_shard(const dtr__share *sh, const char *path, uint64_t t
 }
 
 /* ---- what the ranks must agree on ---- */
-
-/* What one rank was asked to write. */
-typedef struct call {
-    const char *path;
-    const dtr_zero_state *states;
-    size_t n;
-    uint64_t step;
-    dtr_bytes own;
-} call;
 
 /* A number that no other checkpoint of this name has. */
 static uint64_t new_token(void) {
@@ -182,30 +200,48 @@ static uint64_t states_hash(const dtr_zero_state *states, size_t n) {
     return h;
 }
 
-/* Path, step and states are the same on all ranks; rank 0's token is everybody's. *files: how many
- * ranks write one. */
-static dtr_status compare_arguments(const dtr__share *sh, const char *entry, const call *c,
-                                    uint64_t *token, int *files) {
-    enum { PATH, STEP, STATES, TOKEN, OWN, FIELDS };
-    static const char *const names[] = { "path", "step", "the list of states" };
-    dtr_ddp *ddp = sh->ddp;
-    uint64_t mine[FIELDS] = { dtr__hash_text(DTR__HASH_START, c->path), c->step,
-                              states_hash(c->states, c->n), *token, c->own.nbytes > 0 };
-    uint64_t *all = calloc((size_t)ddp->size, sizeof mine);
+/* Every rank's n numbers, which the caller frees; NULL after an error. */
+static uint64_t *gather(dtr_ddp *ddp, uint64_t *mine, size_t n, dtr_status *s) {
+    uint64_t *all = calloc((size_t)ddp->size * n, sizeof *mine);
     if (all == NULL) {
-        dtr_status s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory to compare arguments");
-        dtr__group_break(ddp->group, s);
-        return s;
+        *s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory to compare arguments");
+        dtr__group_break(ddp->group, *s);
+        return NULL;
     }
     dtr__request r = {
         .kind = DTR__K_ALLGATHER,
         .root = -1,
-        .in = dtr_cpu(mine, FIELDS, DTR_I64),
-        .out = dtr_cpu(all, (size_t)ddp->size * FIELDS, DTR_I64),
+        .in = dtr_cpu(mine, n, DTR_I64),
+        .out = dtr_cpu(all, (size_t)ddp->size * n, DTR_I64),
     };
-    dtr_status s = dtr__ddp_issue(ddp, &r, "zero checkpoint", DTR__PART_ZERO, NULL);
+    *s = dtr__ddp_issue(ddp, &r, "zero checkpoint", DTR__PART_ZERO, NULL);
+    if (*s < 0) {
+        free(all);
+        return NULL;
+    }
+    return all;
+}
+
+/* Path, step and lists are the same on all ranks; rank 0's token is everybody's. *files: how many
+ * ranks write one. */
+static dtr_status compare_arguments(const dtr__share *sh, const char *entry, const call *c,
+                                    uint64_t *token, int *files) {
+    enum { PATH, STEP, STATES, TENSORS, METADATA, TOKEN, OWN, FIELDS };
+    static const char *const names[] = { "path", "step", "the list of states",
+                                         "the list of tensors", "metadata" };
+    dtr_ddp *ddp = sh->ddp;
+    uint64_t mine[FIELDS] = { dtr__hash_text(DTR__HASH_START, c->path),
+                              c->step,
+                              states_hash(c->states, c->n),
+                              dtr__extra_tensors_hash(&c->extra),
+                              dtr__extra_metadata_hash(&c->extra),
+                              *token,
+                              c->extra.own != NULL && c->extra.own->nbytes > 0 };
+    dtr_status s = DTR_OK;
+    uint64_t *all = gather(ddp, mine, FIELDS, &s);
+    DTR_TRY(s);
     for (int k = 1; k < ddp->size && s == DTR_OK; k++) {
-        for (int f = PATH; f <= STATES && s == DTR_OK; f++) {
+        for (int f = PATH; f <= METADATA && s == DTR_OK; f++) {
             if (all[k * FIELDS + f] != all[f]) {
                 s = DTR_FAIL(NULL, DTR_ERR_MISMATCH,
                              "%s: %s is another on rank %d than on rank 0; all ranks write one "
@@ -219,6 +255,23 @@ static dtr_status compare_arguments(const dtr__share *sh, const char *entry, con
         *files = all[k * FIELDS + OWN] != 0 && k >= *files ? k + 1 : *files;
     }
     *token = all[TOKEN];
+    free(all);
+    return s;
+}
+
+/* Tensors of equal names have equal contents, for one rank's are written. */
+static dtr_status compare_contents(dtr_ddp *ddp, const char *entry, const call *c) {
+    const size_t n = c->packed.n;
+    dtr_status s = DTR_OK;
+    uint64_t *all = n > 0 ? gather(ddp, c->packed.hashes, n, &s) : NULL;
+    for (size_t at = n; s == DTR_OK && at < n * (size_t)ddp->size; at++) {
+        if (all[at] != all[at % n]) {
+            s = DTR_FAIL(NULL, DTR_ERR_MISMATCH,
+                         "%s: tensor '%s' has other contents on rank %zu than on rank 0; what is "
+                         "this rank's alone goes into extra.own",
+                         entry, c->extra.tensors[at % n].name, at / n);
+        }
+    }
     free(all);
     return s;
 }
@@ -253,13 +306,13 @@ static dtr_status write_all(const dtr__share *sh, const char *entry, const call 
     if (file == NULL) {
         s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the name of a file");
     } else if (ddp->rank < files) {
-        s = write_shard(sh, file, token, files, c->states, c->n, c->own);
+        s = write_shard(sh, file, token, files, c);
     }
     s = dtr__zero_agree_last(ddp, s, entry);
     if (s == DTR_OK) {
-        s = ddp->rank == 0
-                ? dtr__zero_index_write(sh, c->path, token, c->step, files, c->states, c->n)
-                : DTR_OK;
+        s = ddp->rank == 0 ? dtr__zero_index_write(sh, c->path, token, c->step, files, c->states,
+                                                   c->n, &c->extra)
+                           : DTR_OK;
         s = dtr__zero_agree_last(ddp, s, entry);
     }
     /* Where a rank was lost nobody knows whether the new index is there: its files stay. */
@@ -273,31 +326,36 @@ static dtr_status write_all(const dtr__share *sh, const char *entry, const call 
     return s;
 }
 
-static dtr_status check_call(const dtr__share *sh, const char *entry, const call *c) {
+static dtr_status check_call(const dtr__share *sh, const char *entry, call *c,
+                             const dtr_optim_extra *extra) {
     DTR_TRY(dtr__zero_check_states(sh, entry, c->path, c->states, c->n));
     DTR_REQUIRE(c->step <= INT64_MAX, NULL, DTR_ERR_ARG,
                 "%s: step is %" PRIu64 ", more than a file can hold", entry, c->step);
-    DTR_REQUIRE(c->own.data != NULL || c->own.nbytes == 0, NULL, DTR_ERR_ARG,
-                "%s: the program's data is NULL and has %zu bytes", entry, c->own.nbytes);
-    return DTR_OK;
+    DTR_TRY(dtr__extra_check(entry, extra, true, &c->extra));
+    return dtr__packed_make(&c->extra, &c->packed);
 }
 
 dtr_status dtr__share_save(const dtr__share *sh, const char *entry, const char *path,
-                           const dtr_zero_state *states, size_t n, uint64_t step, dtr_bytes own) {
-    const call c = { path, states, n, step, own };
+                           const dtr_zero_state *states, size_t n, uint64_t step,
+                           const dtr_optim_extra *extra) {
+    call c = { .path = path, .states = states, .n = n, .step = step };
     uint64_t token = new_token();
     int files = 0;
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {
-        s = dtr__zero_agree_last(sh->ddp, check_call(sh, entry, &c), entry);
+        s = dtr__zero_agree_last(sh->ddp, check_call(sh, entry, &c, extra), entry);
     }
     if (s == DTR_OK) {
         s = compare_arguments(sh, entry, &c, &token, &files);
     }
     if (s == DTR_OK) {
+        s = compare_contents(sh->ddp, entry, &c);
+    }
+    if (s == DTR_OK) {
         s = write_all(sh, entry, &c, token, files);
     }
+    dtr__packed_free(&c.packed);
     return dtr__ddp_leave(sh->ddp, s);
 }
 
@@ -306,7 +364,7 @@ static dtr_status zero_save(dtr_zero *z, const char *path, const dtr_zero_state 
     static const char entry[] = "dtr_zero_save";
     DTR_TRY(dtr__zero_check(z, entry));
     const dtr__share sh = { .ddp = z->ddp, .zero = z };
-    return dtr__share_save(&sh, entry, path, states, n, step, (dtr_bytes){ NULL, 0 });
+    return dtr__share_save(&sh, entry, path, states, n, step, NULL);
 }
 
 dtr_status dtr_zero_save(dtr_zero *z, const char *path, const dtr_zero_state *states, size_t n,

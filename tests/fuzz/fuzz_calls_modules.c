@@ -322,13 +322,46 @@ static void on_zero(dtr_zero *z) {
     }
 }
 
+static const char *any_text(void) {
+    static const char *const texts[] = { NULL, "", "a", "b", "\xff", "w@0" };
+    return texts[pick(sizeof texts / sizeof texts[0])];
+}
+
+static void on_extra(dtr_optim *o) {
+    dtr_optim_extra x = DTR_OPTIM_EXTRA_INIT;
+    dtr_bytes own = { NULL, 0 };
+    dtr_named_tensor tensors[2];
+    dtr_text_pair pairs[2];
+    for (int k = 0; k < 2; k++) {
+        tensors[k] = (dtr_named_tensor){ any_text(), pick(8) == 0 ? NULL : value[k] };
+        pairs[k] = (dtr_text_pair){ any_text(), any_text() };
+    }
+    x.tensors = pick(8) == 0 ? NULL : tensors;
+    x.n_tensors = pick(3);
+    x.metadata = pick(8) == 0 ? NULL : pairs;
+    x.n_metadata = pick(3);
+    x.own = pick(2) == 0 ? NULL : &own;
+    const dtr_optim_extra *given = pick(8) == 0 ? NULL : &x;
+    if (pick(2) == 0) {
+        judge(dtr_optim_save_extra(o, scratch_file(), given));
+    } else {
+        judge(dtr_optim_load_extra(o, scratch_file(), given));
+        dtr_bytes_free(&own, 1);
+    }
+    (void)dtr_optim_metadata(o, any_text());
+    (void)dtr_optim_metadata_key(o, pick(3));
+}
+
 static void on_optim(dtr_optim *o) {
     dtr_zero_state s;
     (void)dtr_optim_steps(o);
     (void)dtr_optim_state_nbytes(o);
     (void)dtr_optim_state_count(o);
     dtr_bytes own = { NULL, 0 };
-    switch (pick(8)) {
+    switch (pick(9)) {
+    case 8:
+        on_extra(o);
+        break;
     case 6:
         own = (dtr_bytes){ pick(4) == 0 ? NULL : (void *)&own, pick(sizeof own) };
         judge(dtr_optim_save_with(o, scratch_file(), own));

@@ -1,5 +1,5 @@
-/* The index of a sharded checkpoint, damaged in any way, beside the files of a sound one: read, and
- * replaced. */
+/* The index of a sharded checkpoint with tensors and text of the program, damaged in any way,
+ * beside the files of a sound one: read, and replaced. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,8 @@ enum { N = 40 };
 static dtr_world *world;
 static dtr_ddp *ddp;
 static dtr_zero *zero;
+static dtr_optim *optim;
+static dtr_named_tensor kept = { .name = "kept" };
 static float state[N + 16];
 static char folder[64], path[80], replaced[80];
 
@@ -45,8 +47,19 @@ static void must(dtr_status s) {
 }
 
 static dtr_zero_state moments(void) {
-    return (dtr_zero_state){ "m", DTR_F32,
+    return (dtr_zero_state){ "m.f32", DTR_F32,
                              dtr_cpu(state, dtr_zero_shard_count(zero, DTR_F32), DTR_F32) };
+}
+
+static dtr_optim_extra extra_of(dtr_bytes *own) {
+    static const dtr_text_pair pairs[] = { { "run", "7" }, { "host", "" } };
+    dtr_optim_extra x = DTR_OPTIM_EXTRA_INIT;
+    x.own = own;
+    x.tensors = &kept;
+    x.n_tensors = 1;
+    x.metadata = pairs;
+    x.n_metadata = 2;
+    return x;
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
@@ -66,6 +79,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     must(dtr_tensor_fill(p.value, 1, NULL));
     must(dtr_ddp_create(dtr_world_group(world), &p, 1, NULL, &ddp));
     must(dtr_zero_create(ddp, NULL, &zero));
+    dtr_optim_options o = DTR_OPTIM_OPTIONS_INIT;
+    o.momentum = 0.9;
+    must(dtr_optim_create(ddp, zero, &o, &optim));
+    must(dtr_tensor_clone(p.value, &kept.tensor));
     dtr_tensor_release(p.value);
     return 0;
 }
@@ -75,9 +92,11 @@ size_t fuzz_seeds(void) {
 }
 
 uint8_t *fuzz_seed(size_t i, size_t *nbytes) {
-    const dtr_zero_state m = moments();
+    char bytes[] = "own";
+    dtr_bytes own = { bytes, sizeof bytes };
+    const dtr_optim_extra x = extra_of(&own);
     (void)i;
-    if (dtr_zero_save(zero, path, &m, 1, 7) != DTR_OK) { /* built without jansson */
+    if (dtr_optim_save_extra(optim, path, &x) != DTR_OK) { /* built without jansson */
         return calloc(1, *nbytes = 16);
     }
     return fuzz_read(path, nbytes);
@@ -101,10 +120,28 @@ static void replace(const uint8_t *data, size_t nbytes) {
     remove_files("other.json");
 }
 
+/* Metadata is whole, and nothing has come where the load has failed. */
+static void load_extra(void) {
+    dtr_bytes own = { NULL, 0 };
+    const dtr_optim_extra x = extra_of(&own);
+    dtr_status s = dtr_optim_load_extra(optim, path, &x);
+    if (s < 0 && (dtr_last_error_message()[0] == '\0' || own.data != NULL)) {
+        abort();
+    }
+    dtr_bytes_free(&own, 1);
+    const char *key;
+    for (size_t k = 0; (key = dtr_optim_metadata_key(optim, k)) != NULL; k++) {
+        if (dtr_optim_metadata(optim, key) == NULL) {
+            abort();
+        }
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     const dtr_zero_state m = moments();
     uint64_t step = 99;
     write_index(path, data, nbytes);
+    load_extra();
     dtr_status s = dtr_zero_load(zero, path, &m, 1, &step);
     if (s < 0 && (dtr_last_error_message()[0] == '\0' || step != 99)) {
         abort();

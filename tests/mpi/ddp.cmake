@@ -2,8 +2,11 @@
 foreach(test basic plan verify precision)
   dtr_add_mpi_test(ddp_${test} SOURCES mpi/ddp_${test}.c mpi/ddp_models.c NPROCS 1 2 3 4 7)
 endforeach()
-foreach(test unused misc hooks builtin step join mixed group zero optim checkpoint checkpoint_whole loss_scale)
+foreach(test unused misc hooks builtin step join mixed group zero optim checkpoint checkpoint_whole checkpoint_extra resume loss_scale)
   dtr_add_mpi_test(ddp_${test} SOURCES mpi/ddp_${test}.c mpi/ddp_models.c NPROCS 1 2 3 4)
+endforeach()
+foreach(test checkpoint_whole checkpoint_extra resume)
+  target_sources(test_ddp_${test} PRIVATE mpi/ddp_trainee.c)
 endforeach()
 target_sources(test_ddp_basic PRIVATE mpi/ddp_basic_states.c)
 target_sources(test_ddp_misc PRIVATE mpi/ddp_misc_statistics.c)
@@ -20,8 +23,8 @@ foreach(call dtr__shm_zero_pull dtr__shm_stage_chunk)
 endforeach()
 dtr_add_mpi_test(ddp_debug SOURCES mpi/ddp_debug.c mpi/ddp_models.c NPROCS 1 2 3 ENVIRONMENT DTR_DEBUG=detail)
 # L3, CF2, T128: without a progress thread every call polls but that for statistics.
-foreach(test basic plan verify precision unused misc hooks builtin step join mixed group zero optim checkpoint checkpoint_whole clip loss_scale
-    sparse
+foreach(test basic plan verify precision unused misc hooks builtin step join mixed group zero optim checkpoint checkpoint_whole
+    checkpoint_extra resume clip loss_scale sparse
     delayed)
   dtr_add_mpi_run(ddp_${test}_funneled TARGET test_ddp_${test} NPROCS 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=funneled)
   dtr_add_mpi_run(ddp_${test}_serialized TARGET test_ddp_${test} NPROCS 2 ENVIRONMENT DTR_TEST_THREAD_LEVEL=serialized)

@@ -7,149 +7,42 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data.h"
-#include "ddp_models.h"
-
-enum { N = 6, ROWS = 17, COLUMNS = 23 };
-static const size_t sizes[N] = { 1, 63, ROWS *COLUMNS, 65, 1000, 4097 };
-enum { TURNED = 2 }; /* its value is a transposed view: dense, and not by rows */
-
-typedef struct trainee {
-    synth s;
-    dtr_ddp *ddp;
-    dtr_zero *zero;
-    dtr_optim *optim;
-} trainee;
-
-static void turn(synth *s) {
-    const int64_t shape[] = { COLUMNS, ROWS };
-    dtr_tensor *base = NULL, *turned = NULL;
-    TH_IS(dtr_tensor_empty(th_world(), s->dtype, (dtr_device){ DTR_CPU, 0 }, DTR_MEM_DEFAULT, 2,
-                           shape, &base),
-          DTR_OK);
-    TH_IS(dtr_tensor_transpose(base, 0, 1, &turned), DTR_OK);
-    dtr_tensor_release(base);
-    dtr_tensor_release(s->params[TURNED].value);
-    s->params[TURNED].value = turned;
-}
-
-/* Element k in the order of memory, the same for all trainees. */
-static void set_values(synth *s, int from) {
-    for (size_t i = 0; i < N; i++) {
-        for (size_t k = 0; k < sizes[i]; k++) {
-            th_set(dtr_tensor_data(s->params[i].value), s->dtype, k,
-                   (double)((k + (size_t)from) % 29) / 16 - 0.75, 0);
-        }
-    }
-}
-
-/* from: the values it begins with, by which the loaded ones can be told. */
-static trainee trainee_new(dtr_group *g, dtr_dtype d, bool sharded, size_t cap, int from) {
-    trainee t = { .s = synth_new(N, sizes, d) };
-    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    dtr_optim_options oo = DTR_OPTIM_OPTIONS_INIT;
-    turn(&t.s);
-    set_values(&t.s, from);
-    o.bucket_cap_bytes = cap;
-    o.first_bucket_bytes = 256;
-    oo.rule = DTR_OPTIM_ADAMW;
-    oo.rate = 0.01;
-    oo.weight_decay = 0.1;
-    oo.decay_min_ndim = 2;
-    TH_IS(dtr_ddp_create(g, t.s.params, N, &o, &t.ddp), DTR_OK);
-    if (sharded) {
-        TH_IS(dtr_zero_create(t.ddp, NULL, &t.zero), DTR_OK);
-    }
-    TH_IS(dtr_optim_create(t.ddp, t.zero, &oo, &t.optim), DTR_OK);
-    return t;
-}
-
-static void trainee_free(trainee *t) {
-    TH_IS(dtr_optim_destroy(t->optim), DTR_OK);
-    TH_IS(dtr_zero_destroy(t->zero), DTR_OK);
-    TH_IS(dtr_ddp_destroy(t->ddp), DTR_OK);
-    synth_free(&t->s);
-}
-
-/* Gradients differ from element to element, so that a state at a wrong place shows. */
-static void train(const trainee *t, int first, int steps) {
-    for (int step = first; step < first + steps; step++) {
-        for (size_t i = N; i-- > 0;) {
-            void *grad = dtr_tensor_data(dtr_ddp_grad(t->ddp, i));
-            for (size_t k = 0; k < sizes[i]; k++) {
-                th_set(grad, t->s.dtype, k,
-                       (double)((k * 7 + i + (size_t)step * 5) % 31) / 8 - 1.875, 0);
-            }
-            TH_IS(dtr_ddp_grad_ready(t->ddp, i, NULL), DTR_OK);
-        }
-        TH_IS(dtr_ddp_backward_end(t->ddp, NULL), DTR_OK);
-        TH_IS(dtr_optim_step(t->optim), DTR_OK);
-    }
-}
-
-static void compare(const trainee *a, const trainee *b, const char *what) {
-    for (size_t i = 0; i < N; i++) {
-        TH_CHECK(memcmp(dtr_tensor_data(a->s.params[i].value),
-                        dtr_tensor_data(b->s.params[i].value),
-                        sizes[i] * dtr_dtype_size(a->s.dtype)) == 0,
-                 "%s: p%zu differs", what, i);
-    }
-    TH_CHECK(dtr_optim_steps(a->optim) == dtr_optim_steps(b->optim), "%s: %llu steps, want %llu",
-             what, (unsigned long long)dtr_optim_steps(b->optim),
-             (unsigned long long)dtr_optim_steps(a->optim));
-}
-
-static void path_of(char *path, size_t cap, const char *what) {
-    snprintf(path, cap, "ddp_checkpoint_whole.np%d.%s.json", th_size(), what);
-}
-
-static size_t files_of(const char *path, bool remove_them) {
-    char pattern[200];
-    glob_t found;
-    th_barrier();
-    snprintf(pattern, sizeof pattern, "%s*", path);
-    size_t n = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
-    for (size_t k = 0; remove_them && th_rank() == 0 && k < n; k++) {
-        (void)unlink(found.gl_pathv[k]);
-    }
-    globfree(&found);
-    th_barrier();
-    return n;
-}
+#include "ddp_trainee.h"
 
 /* Written by one form, read by the other and by its own, then trained on: the same bits as without
  * an interruption. */
 static void round_trip(dtr_dtype d, bool from_sharded) {
     char path[80], way[60];
-    path_of(path, sizeof path, "a");
-    (void)files_of(path, true);
+    trainee_path(path, sizeof path, "whole.a");
+    (void)trainee_files(path, true);
     trainee t = trainee_new(th_group(), d, from_sharded, 4096, 0);
-    train(&t, 0, 3);
+    trainee_train(&t, 0, 3);
     for (int k = 0; k < 2; k++) { /* the second replaces the first */
         TH_OK(dtr_optim_save(t.optim, path));
     }
-    const size_t files = files_of(path, false), want = from_sharded ? (size_t)th_size() + 1 : 2;
+    const size_t files = trainee_files(path, false),
+                 want = from_sharded ? (size_t)th_size() + 1 : 2;
     TH_CHECK(files == want, "%zu files, want %zu", files, want);
     trainee into[2];
     for (int sharded = 0; sharded < 2; sharded++) {
         into[sharded] = trainee_new(th_group(), d, sharded, 1 << 20, 5);
-        train(&into[sharded], 0, 1);
+        trainee_train(&into[sharded], 0, 1);
         TH_OK(dtr_optim_load(into[sharded].optim, path));
         snprintf(way, sizeof way, "%s, sharded %d to %d", dtr_dtype_name(d), from_sharded, sharded);
-        compare(&t, &into[sharded], way);
+        trainee_compare(&t, &into[sharded], way);
         TH_AGREE();
     }
-    train(&t, 3, 2);
+    trainee_train(&t, 3, 2);
     for (int sharded = 0; sharded < 2; sharded++) {
-        train(&into[sharded], 3, 2);
+        trainee_train(&into[sharded], 3, 2);
         snprintf(way, sizeof way, "%s, sharded %d to %d, trained on", dtr_dtype_name(d),
                  from_sharded, sharded);
-        compare(&t, &into[sharded], way);
+        trainee_compare(&t, &into[sharded], way);
         trainee_free(&into[sharded]);
     }
     TH_AGREE();
     trainee_free(&t);
-    (void)files_of(path, true);
+    (void)trainee_files(path, true);
 }
 
 START_TEST(both_forms_read_both) {
@@ -183,20 +76,20 @@ static void own_bytes(bool sharded, int givers) {
     char path[80], bytes[100];
     dtr_bytes got = { NULL, 0 };
     const int me = th_rank(), last = th_size() - 1;
-    path_of(path, sizeof path, "b");
-    (void)files_of(path, true);
+    trainee_path(path, sizeof path, "whole.b");
+    (void)trainee_files(path, true);
     trainee t = trainee_new(th_group(), DTR_F32, sharded, 4096, 0);
-    train(&t, 0, 1);
+    trainee_train(&t, 0, 1);
     const dtr_bytes own = { bytes, me < givers ? fill_own(bytes, me, 1) : 0 };
     TH_OK(dtr_optim_save_with(t.optim, path, own));
     const int files = sharded ? th_size() : givers > 0 ? givers : 1;
-    TH_CHECK(files_of(path, false) == (size_t)files + 1, "not %d files", files);
+    TH_CHECK(trainee_files(path, false) == (size_t)files + 1, "not %d files", files);
     TH_OK(dtr_optim_load_with(t.optim, path, &got));
     expect_own(&got, me % files < givers ? me % files : -1, 1, "all ranks");
     dtr_bytes_free(&got, 1);
     TH_OK(dtr_optim_load(t.optim, path)); /* who does not ask for them */
     /* A save that is refused on one rank leaves the old one as it is, bytes too. */
-    train(&t, 1, 1);
+    trainee_train(&t, 1, 1);
     const dtr_bytes bad = { me == last ? NULL : bytes, me == last ? 5 : fill_own(bytes, me, 2) };
     TH_STATUS(dtr_optim_save_with(t.optim, path, bad), DTR_ERR_ARG);
     TH_MESSAGE("the program's data is NULL");
@@ -213,7 +106,7 @@ static void own_bytes(bool sharded, int givers) {
     dtr_bytes_free(&got, 1);
     trainee_free(&one);
     TH_OK(dtr_group_destroy(alone));
-    (void)files_of(path, true);
+    (void)trainee_files(path, true);
 }
 
 START_TEST(bytes_of_the_program) {
@@ -232,12 +125,12 @@ END_TEST
 START_TEST(a_damaged_file_is_named) {
     char path[80], pattern[200];
     glob_t found;
-    path_of(path, sizeof path, "c");
-    (void)files_of(path, true);
+    trainee_path(path, sizeof path, "whole.c");
+    (void)trainee_files(path, true);
     trainee t = trainee_new(th_group(), DTR_F32, false, 4096, 0);
     trainee same = trainee_new(th_group(), DTR_F32, false, 4096, 0);
-    train(&t, 0, 2);
-    train(&same, 0, 2);
+    trainee_train(&t, 0, 2);
+    trainee_train(&same, 0, 2);
     TH_OK(dtr_optim_save(t.optim, path));
     if (th_rank() == 0) {
         snprintf(pattern, sizeof pattern, "%s.*", path);
@@ -247,15 +140,15 @@ START_TEST(a_damaged_file_is_named) {
         globfree(&found);
     }
     th_barrier();
-    train(&t, 2, 1);
-    train(&same, 2, 1);
+    trainee_train(&t, 2, 1);
+    trainee_train(&same, 2, 1);
     TH_STATUS(dtr_optim_load(t.optim, path), DTR_ERR_IO);
     TH_MESSAGE("0-of-1.safetensors");
-    compare(&same, &t, "after a refused load");
+    trainee_compare(&same, &t, "after a refused load");
     TH_AGREE();
     trainee_free(&t);
     trainee_free(&same);
-    (void)files_of(path, true);
+    (void)trainee_files(path, true);
 }
 END_TEST
 
@@ -264,8 +157,8 @@ START_TEST(delayed_parameters) {
     enum { PARTS = 4 };
     static const size_t parts[PARTS] = { 40, 50, 60, 70 }, late[] = { 1, 2 };
     char path[80];
-    path_of(path, sizeof path, "d");
-    (void)files_of(path, true);
+    trainee_path(path, sizeof path, "whole.d");
+    (void)trainee_files(path, true);
     synth s = synth_new(PARTS, parts, DTR_F32);
     dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
     dtr_ddp *ddp = NULL;
@@ -298,7 +191,7 @@ START_TEST(delayed_parameters) {
     TH_OK(dtr_optim_destroy(optim));
     TH_OK(dtr_ddp_destroy(ddp));
     synth_free(&s);
-    (void)files_of(path, true);
+    (void)trainee_files(path, true);
 }
 END_TEST
 

@@ -9,6 +9,7 @@
 #ifndef DTR_OPTIM_H
 #define DTR_OPTIM_H
 
+#include <dtr/safetensors.h>
 #include <dtr/zero.h>
 
 DTR_BEGIN_DECLS
@@ -167,6 +168,61 @@ DTR_API dtr_status dtr_optim_load_with(dtr_optim *optim, const char *path, dtr_b
 
 DTR_END_SITED
 
+/** What a program keeps in its checkpoints beside parameters and optimizer; zero means none. */
+typedef struct dtr_optim_extra {
+    size_t struct_size; /**< set by DTR_OPTIM_EXTRA_INIT */
+    dtr_bytes *own;     /**< this rank's, as in dtr_optim_save_with and dtr_optim_load_with */
+    const dtr_named_tensor *tensors; /**< the same on all ranks: names, types, shapes, contents */
+    size_t n_tensors;
+    const dtr_text_pair *metadata; /**< the same on all ranks; loading does not look at it */
+    size_t n_metadata;
+} dtr_optim_extra;
+#ifdef __cplusplus
+#define DTR_OPTIM_EXTRA_INIT \
+    { sizeof(dtr_optim_extra), NULL, NULL, 0, NULL, 0 }
+#else
+#define DTR_OPTIM_EXTRA_INIT \
+    { .struct_size = sizeof(dtr_optim_extra) }
+#endif
+
+DTR_BEGIN_SITED
+
+/** dtr_optim_save with what `extra` names (may be NULL), in the same atomic step. Tensors are in
+ * rank 0's file as "program/NAME", in row-major order, text is in the index. Names have 1 to 399
+ * bytes.
+ *  @collective as dtr_optim_save
+ *  @blocking as dtr_optim_save
+ *  @gpu DTR_ERR_UNSUPPORTED for tensors on a device
+ *  @errors as dtr_optim_save, agreed: DTR_ERR_ARG (extra: NULL with a number; a name, key or value
+ * that is NULL, empty, twice or no UTF-8), DTR_ERR_DTYPE (c128, which files have not),
+ * DTR_ERR_MISMATCH (naming the tensor whose contents differ between ranks)
+ *  @since 0.2 */
+DTR_API dtr_status dtr_optim_save_extra(dtr_optim *optim, const char *path,
+                                        const dtr_optim_extra *extra);
+
+/** dtr_optim_load, and into the tensors of `extra` (may be NULL) those of the same names, at any
+ * number of ranks; tensors of the checkpoint that are not asked for are left out.
+ *  @collective as dtr_optim_load; each rank may ask for other tensors
+ *  @blocking as dtr_optim_load
+ *  @gpu DTR_ERR_UNSUPPORTED for tensors on a device
+ *  @errors as dtr_optim_load, agreed: DTR_ERR_ARG (as dtr_optim_save_extra), DTR_ERR_LAYOUT
+ * (elements of a tensor share memory), DTR_ERR_MISMATCH (naming a tensor that is not there, or of
+ * another type or shape): nothing has changed
+ *  @since 0.2 */
+DTR_API dtr_status dtr_optim_load_extra(dtr_optim *optim, const char *path,
+                                        const dtr_optim_extra *extra);
+
+DTR_END_SITED
+
+/** Value of a key in the metadata of the checkpoint that `optim` has loaded last; NULL where there
+ * is none. Valid until the next load, and until `optim` is destroyed.
+ *  @collective no  @blocking no  @gpu no  @errors none  @since 0.2 */
+DTR_API const char *dtr_optim_metadata(const dtr_optim *optim, const char *key);
+
+/** Key i of this metadata, in the order they were given; NULL outside.
+ *  @collective no  @blocking no  @gpu no  @errors none  @since 0.2 */
+DTR_API const char *dtr_optim_metadata_key(const dtr_optim *optim, size_t i);
+
 /** Free an optimizer. NULL is DTR_OK.
  *  @collective no  @blocking no  @gpu no  @errors DTR_ERR_ARG (handle)  @since 0.1 */
 DTR_API dtr_status dtr_optim_destroy(dtr_optim *optim);
@@ -180,6 +236,8 @@ DTR_END_DECLS
 #define dtr_optim_load(...) DTR_AT(dtr_optim_load, __VA_ARGS__)
 #define dtr_optim_save_with(...) DTR_AT(dtr_optim_save_with, __VA_ARGS__)
 #define dtr_optim_load_with(...) DTR_AT(dtr_optim_load_with, __VA_ARGS__)
+#define dtr_optim_save_extra(...) DTR_AT(dtr_optim_save_extra, __VA_ARGS__)
+#define dtr_optim_load_extra(...) DTR_AT(dtr_optim_load_extra, __VA_ARGS__)
 #elif DTR_CALL_SITES == 2
 DTR_SITED(dtr_ddp_clip_grad_norm);
 DTR_SITED(dtr_optim_step);
@@ -187,6 +245,8 @@ DTR_SITED(dtr_optim_save);
 DTR_SITED(dtr_optim_load);
 DTR_SITED(dtr_optim_save_with);
 DTR_SITED(dtr_optim_load_with);
+DTR_SITED(dtr_optim_save_extra);
+DTR_SITED(dtr_optim_load_extra);
 #endif
 
 #endif /* DTR_OPTIM_H */
