@@ -114,44 +114,29 @@ bool parallel_all(const parallel *p, bool mine) {
 }
 
 /* What goes with a checkpoint of parameters and optimizer: the seed, from which every rank draws
- * its samples, and what this rank's hook has kept of gradients so far. */
-typedef struct own_data {
-    char what[16];
-    uint64_t seed;
-    char hook[]; /* the rest */
-} own_data;
-static const char what_it_is[16] = "train_gpt";
+ * its samples, as text, and what this rank's hook has kept of gradients so far. */
+static const char what_it_is[] = "train_gpt";
+enum { SEED_TEXT = 24 };
 
-static dtr_status pack_own(const parallel *p, dtr_bytes *own) {
-    dtr_bytes hook = { NULL, 0 };
-    dtr_status s = p->options->hook != NULL ? dtr_ddp_hook_state(p->ddp, &hook) : DTR_OK;
-    own->nbytes = sizeof(own_data) + hook.nbytes;
-    own_data *data = s == DTR_OK ? malloc(own->nbytes) : NULL;
-    own->data = data;
-    if (data != NULL) {
-        memcpy(data->what, what_it_is, sizeof data->what);
-        data->seed = p->options->seed;
-        if (hook.nbytes > 0) {
-            memcpy(data->hook, hook.data, hook.nbytes);
-        }
-    }
-    dtr_bytes_free(&hook, 1);
-    return s == DTR_OK && data == NULL ? DTR_ERR_NOMEM : s;
+static void seed_text(const parallel *p, char text[SEED_TEXT]) {
+    snprintf(text, SEED_TEXT, "%llu", (unsigned long long)p->options->seed);
 }
 
-static dtr_status unpack_own(const parallel *p, dtr_bytes own, char *why, size_t cap) {
-    own_data *data = own.data;
-    if (own.nbytes < sizeof *data || memcmp(data->what, what_it_is, sizeof data->what) != 0) {
-        snprintf(why, cap, "it was not written by train_gpt");
+/* Whether what was loaded is of this training. */
+static dtr_status check_metadata(const parallel *p, char *why, size_t cap) {
+    const char *program = dtr_optim_metadata(p->optim, "program");
+    const char *seed = dtr_optim_metadata(p->optim, "seed");
+    char want[SEED_TEXT];
+    seed_text(p, want);
+    if (program == NULL || seed == NULL || strcmp(program, what_it_is) != 0) {
+        snprintf(why, cap, "it was not written by %s", what_it_is);
         return DTR_ERR_IO;
     }
-    if (data->seed != p->options->seed) {
-        snprintf(why, cap, "it was made with --seed %llu", (unsigned long long)data->seed);
+    if (strcmp(seed, want) != 0) {
+        snprintf(why, cap, "it was made with --seed %s", seed);
         return DTR_ERR_MISMATCH;
     }
-    const dtr_bytes hook = { data->hook, own.nbytes - sizeof *data };
-    return hook.nbytes > 0 && p->options->hook != NULL ? dtr_ddp_set_hook_state(p->ddp, hook)
-                                                       : DTR_OK;
+    return DTR_OK;
 }
 
 static bool report(dtr_status s, const char *path, char *why, size_t cap) {
@@ -164,26 +149,38 @@ static bool report(dtr_status s, const char *path, char *why, size_t cap) {
 }
 
 bool parallel_save(const parallel *p, const char *path, char *why, size_t cap) {
-    dtr_bytes own = { NULL, 0 };
+    char seed[SEED_TEXT];
+    const dtr_text_pair metadata[] = { { "program", what_it_is }, { "seed", seed } };
+    dtr_bytes hook = { NULL, 0 };
+    dtr_optim_extra extra = DTR_OPTIM_EXTRA_INIT;
+    extra.own = &hook;
+    extra.metadata = metadata;
+    extra.n_metadata = sizeof metadata / sizeof metadata[0];
+    seed_text(p, seed);
     why[0] = '\0';
-    dtr_status s = pack_own(p, &own);
+    dtr_status s = p->options->hook != NULL ? dtr_ddp_hook_state(p->ddp, &hook) : DTR_OK;
     if (!parallel_all(p, s == DTR_OK)) { /* nobody saves alone */
-        free(own.data);
-        return report(s == DTR_OK ? DTR_ERR_REMOTE : s, path, why, cap);
+        s = s == DTR_OK ? DTR_ERR_REMOTE : s;
+    } else {
+        s = dtr_optim_save_extra(p->optim, path, &extra);
     }
-    s = dtr_optim_save_with(p->optim, path, own);
-    free(own.data);
+    dtr_bytes_free(&hook, 1);
     return report(s, path, why, cap);
 }
 
 bool parallel_load(const parallel *p, const char *path, long *step, char *why, size_t cap) {
-    dtr_bytes own = { NULL, 0 };
+    dtr_bytes hook = { NULL, 0 };
+    dtr_optim_extra extra = DTR_OPTIM_EXTRA_INIT;
+    extra.own = &hook;
     why[0] = '\0';
-    dtr_status s = dtr_optim_load_with(p->optim, path, &own);
+    dtr_status s = dtr_optim_load_extra(p->optim, path, &extra);
     if (s == DTR_OK) {
-        s = unpack_own(p, own, why, cap);
+        s = check_metadata(p, why, cap);
     }
-    dtr_bytes_free(&own, 1);
+    if (s == DTR_OK && hook.nbytes > 0 && p->options->hook != NULL) {
+        s = dtr_ddp_set_hook_state(p->ddp, hook);
+    }
+    dtr_bytes_free(&hook, 1);
     *step = (long)dtr_optim_steps(p->optim);
     return report(s, path, why, cap);
 }

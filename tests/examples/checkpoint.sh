@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# checkpoint.sh FILE COMMAND... (T56): 30 steps at once, and 12 + 18 steps through a checkpoint, must end in the same parameters.
+# checkpoint.sh FILE COMMAND... (T56): 30 steps at once, and 12 + 18 steps through a checkpoint, must have the same losses and end
+# in the same parameters.
 # The learning rate depends on the planned number of steps, so both runs plan 30; the first part is stopped by a save.
 set -eu
 [ -z "${DTR_TEST_SKIP-}" ] || { echo "skipped: $DTR_TEST_SKIP"; exit 77; }
@@ -9,13 +10,15 @@ rm -f "$file"*
 trap 'rm -f "$file"*' EXIT
 hash_of() { grep -o 'hash [0-9a-f]*' <<<"$1"; }
 
-whole=$("$@")
-first=$("$@" --checkpoint "$file" --stop-at 12)
+whole=$("$@" --curve "$file.whole")
+first=$("$@" --checkpoint "$file" --stop-at 12 --curve "$file.first")
 cp "$file" "$file.twelve"
-second=$("$@" --checkpoint "$file")
+second=$("$@" --checkpoint "$file" --curve "$file.second")
 printf '%s\n' "$whole" "$first" "$second"
 grep -q 'resumed from .* at step 12' <<<"$second"
 [ "$(hash_of "$whole")" = "$(hash_of "$second")" ] || { echo "parameters differ after resuming"; exit 1; }
+
+cat "$file.first" "$file.second" | cmp - "$file.whole" || { echo "losses differ after resuming"; exit 1; }
 
 # Other seeds draw other samples: that would be another training.
 if output=$("$@" --checkpoint "$file" --seed 7 2>&1); then
