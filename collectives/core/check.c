@@ -444,9 +444,20 @@ static bool separate_or_same(const dtr_buffer *in, const dtr_buffer *out, const 
            (a == b && rule->overlap == SAME_BUFFER);
 }
 
+/* A message to or from one other rank. */
+static bool plain_message(const dtr__check *k) {
+    const dtr__request *r = k->r;
+    return (unsigned)r->root < (unsigned)k->group->size && r->root != k->group->rank &&
+           r->tag >= 0 && r->tag <= MAX_TAG && plain_buffer(&r->in) &&
+           (r->kind == DTR__K_SEND || r->in.access != DTR_READ_ONLY);
+}
+
 static bool obviously_fine(const dtr__check *k) {
     const dtr__request *r = k->r;
     const dtr__rule *rule = k->rule;
+    if (rule->peer && r->kind != DTR__K_BATCH && r->options == NULL) {
+        return plain_message(k);
+    }
     if (r->options != NULL || rule->arrays || rule->peer || r->kind == DTR__K_BATCH ||
         (rule->in != EVERYWHERE && rule->in != NOWHERE) ||
         (rule->out != EVERYWHERE && rule->out != NOWHERE)) {
