@@ -78,7 +78,7 @@ typedef struct dtr__device_ops {
     int (*stream_capturing)(int device, void *stream, dtr__capture *capture);
     /* gone(arg) once nothing is left of the graph that the stream captures, nor of what is made of
      * it, on a thread of CUDA's, which may call nothing of CUDA; at once where this fails. */
-    int (*capture_notice)(int device, void *stream, void (*gone)(void *arg), void *arg);
+    int (*capture_gone)(int device, void *stream, void (*gone)(void *arg), void *arg);
     int (*event_new)(int device, bool timed, void **event);
     int (*event_free)(int device, void *event);
     int (*event_record)(int device, void *event, void *stream);

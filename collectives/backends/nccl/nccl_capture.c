@@ -100,7 +100,7 @@ dtr_status dtr__nccl_graph_begin(const dtr__nccl_comm *comm, void *stream) {
     if (comm->graphs != NULL) {
         atomic_fetch_add_explicit(&comm->graphs->refs, 1, memory_order_relaxed);
         atomic_fetch_add_explicit(&comm->graphs->live, 1, memory_order_relaxed);
-        DTR_CUDA_TRY(comm->cuda->capture_notice(comm->device, stream, graph_gone, comm->graphs),
+        DTR_CUDA_TRY(comm->cuda->capture_gone(comm->device, stream, graph_gone, comm->graphs),
                      DTR_ERR_CUDA);
     }
     return DTR_OK;

@@ -189,7 +189,7 @@ static int stream_capturing(int device, void *stream, dtr__capture *capture) {
     ON_DEVICE(device, capturing(device, stream, capture));
 }
 
-static cudaError_t notice(void *stream, void (*gone)(void *), void *arg) {
+static cudaError_t watch_graph(void *stream, void (*gone)(void *), void *arg) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cudaGraph_t graph = NULL;
     cudaUserObject_t object;
@@ -213,11 +213,11 @@ static cudaError_t notice(void *stream, void (*gone)(void *), void *arg) {
     return e;
 }
 
-static int capture_notice(int device, void *stream, void (*gone)(void *), void *arg) {
+static int capture_gone(int device, void *stream, void (*gone)(void *), void *arg) {
     scope s;
     cudaError_t e = enter(&s, device);
     if (e == cudaSuccess) {
-        e = notice(stream, gone, arg);
+        e = watch_graph(stream, gone, arg);
     } else {
         gone(arg);
     }
@@ -277,7 +277,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .stream_synchronize = stream_synchronize,
     .stream_wait = stream_wait,
     .stream_capturing = stream_capturing,
-    .capture_notice = capture_notice,
+    .capture_gone = capture_gone,
     .event_new = event_new,
     .event_free = event_free,
     .event_record = event_record,
