@@ -112,7 +112,7 @@ static bool report_once(dtr_group *g, const dtr_group *also, dtr_status s,
 }
 
 /* Before the watchdogs, which know who it was and in what. */
-static bool mpi_noticed_a_death(const dtr_group *g, dtr_status s) {
+static bool mpi_noticed_peer_failure(const dtr_group *g, dtr_status s) {
     dtr_error e = DTR_ERROR_INIT;
     dtr_last_error(&e);
     return s == DTR_ERR_MPI && dtr__mpi_peer_died(e.native_code) &&
@@ -121,7 +121,8 @@ static bool mpi_noticed_a_death(const dtr_group *g, dtr_status s) {
 
 void dtr__group_record_failure(dtr_group *g, dtr_status s) {
     dtr__failure_record mine;
-    if (g->failure != NULL && atomic_load(&g->status) == DTR_OK && !mpi_noticed_a_death(g, s)) {
+    if (g->failure != NULL && atomic_load(&g->status) == DTR_OK &&
+        !mpi_noticed_peer_failure(g, s)) {
         (void)report_once(g, NULL, s, &mine);
     }
 }
@@ -162,7 +163,7 @@ static void settle_until(dtr_group *g, double end, dtr__queue *called) {
 void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     enum { WATCHDOGS_S = 3 };
     dtr__failure_record mine;
-    if (mpi_noticed_a_death(g, s)) {
+    if (mpi_noticed_peer_failure(g, s)) {
         settle_until(g, dtr__now() + WATCHDOGS_S, called);
     }
     if (atomic_load(&g->status) == DTR_OK && report_once(g, NULL, s, &mine)) {

@@ -30,7 +30,38 @@ bool dtr__mpi_alive(void) {
 
 /* ---- the end of communicators ---- */
 
+#ifdef OPEN_MPI
+static int free_kept(MPI_Comm self, int key, void *kept, void *extra) {
+    (void)self, (void)key, (void)extra;
+    int code = MPI_Comm_free(kept);
+    free(kept);
+    return code;
+}
+
+/* MPI deletes what is attached to MPI_COMM_SELF first when it is finalised: Open MPI loses memory
+ * otherwise. MPICH does not, and may end the job in MPI_Comm_free. */
+static void free_at_the_end(MPI_Comm comm) {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm *kept = malloc(sizeof *kept);
+    if (kept != NULL) {
+        *kept = comm;
+        if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_kept, &key, NULL) != MPI_SUCCESS ||
+            MPI_Comm_set_attr(MPI_COMM_SELF, key, kept) != MPI_SUCCESS) {
+            free(kept); /* the communicator stays all the same */
+        }
+        if (key != MPI_KEYVAL_INVALID) {
+            MPI_Comm_free_keyval(&key); /* gone with the attribute */
+        }
+    }
+}
+#else
+static void free_at_the_end(MPI_Comm comm) {
+    (void)comm;
+}
+#endif
+
 void dtr__mpi_keep(dtr_world *world, MPI_Comm *comm) {
+    free_at_the_end(*comm);
     atomic_store(&world->mpi.kept, true);
     *comm = MPI_COMM_NULL;
 }

@@ -242,8 +242,10 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     dtr__log_close(w);
     MPI_Comm *const comms[] = { &w->mpi.node_comm, &w->mpi.comm };
     for (size_t i = 0; mpi_alive && i < sizeof comms / sizeof comms[0]; i++) {
-        bool free_it = *comms[i] != MPI_COMM_NULL && !atomic_load(&w->mpi.kept);
-        int code = free_it ? dtr__mpi_free(comms[i]) : MPI_SUCCESS;
+        if (*comms[i] != MPI_COMM_NULL && atomic_load(&w->mpi.kept)) {
+            dtr__mpi_keep(w, comms[i]);
+        }
+        int code = *comms[i] != MPI_COMM_NULL ? dtr__mpi_free(comms[i]) : MPI_SUCCESS;
         if (code != MPI_SUCCESS && s == DTR_OK) {
             s = dtr__error_mpi(NULL, code, "MPI_Comm_free", __FILE__, __LINE__);
         }
