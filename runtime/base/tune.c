@@ -5,7 +5,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/world.h"
 
@@ -300,12 +303,63 @@ static dtr_status read_settings(const dtr_world *world, dtr__tune *t) {
     return dtr__tune_list(dtr__opt_text(&world->options, DTR__OPT_TUNE), t);
 }
 
+/* ---- what is found out ---- */
+
+/* Seconds of the fastest of some copies; 0: the kernel refuses. Best ones are little disturbed by
+ * other work on the machine. */
+static double copy_time(char *to, char *from, size_t nbytes, bool by_kernel) {
+    enum { TIMES = 7 };
+    double best = 1;
+    for (int i = 0; i < TIMES; i++) {
+        const double begin = dtr__now();
+        if (by_kernel) {
+            struct iovec here = { to, nbytes }, there = { from, nbytes };
+            if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) != (ssize_t)nbytes) {
+                return 0;
+            }
+        } else {
+            memcpy(to, from, nbytes);
+            __asm__ volatile("" : : "r"(to) : "memory"); /* the copy has a reader */
+        }
+        const double took = dtr__now() - begin;
+        best = took < best ? took : best;
+    }
+    return best;
+}
+
+/* One copy by the kernel replaces two ordinary ones, which two ranks make at the same time, so it
+ * must be about as fast as one of them. Its cost is in the pages, which have to be looked up one by
+ * one; on virtual machines it can be three times that of a copy. */
+static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
+    enum { NBYTES = 256 << 10, PERCENT = 150 };
+    char *block = calloc(2, NBYTES);
+    if (block == NULL) {
+        return;
+    }
+    memset(block, 1, (size_t)2 * NBYTES); /* pages of its own */
+    const double kernel = copy_time(block, block + NBYTES, NBYTES, true);
+    const double plain = copy_time(block, block + NBYTES, NBYTES, false);
+    free(block);
+    if (kernel * 100 > plain * PERCENT) {
+        DTR_INFO(world,
+                 "cross-memory attach takes %.1f times as long as a copy on host %s: large plain "
+                 "buffers are staged (cma_reduce and cma_p2p in DTR_TUNE say otherwise)",
+                 kernel / plain, world->host);
+        t->value[DTR__TUNE_CMA_REDUCE] = t->value[DTR__TUNE_CMA_P2P] = UINT64_MAX;
+    }
+}
+
 dtr_status dtr__tune_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world };
+    dtr_status s = DTR_OK;
     dtr__tune_defaults(&world->tune);
-    dtr_status s = world->local_rank == 0 ? read_settings(world, &world->tune) : DTR_OK;
-    if (s != DTR_OK) {
-        dtr__tune_defaults(&world->tune);
+    if (world->local_rank == 0) {
+        if (world->local_size > 1 && dtr__opt_number(&world->options, DTR__OPT_CMA) == 0) {
+            find_kernel_copies(world, &world->tune);
+        }
+        const dtr__tune found = world->tune;
+        s = read_settings(world, &world->tune);
+        world->tune = s == DTR_OK ? world->tune : found;
     }
     DTR_MPI(&ctx,
             MPI_Bcast(&world->tune, (int)sizeof world->tune, MPI_BYTE, 0, world->mpi.node_comm));

@@ -1,6 +1,7 @@
 /* Thresholds between the ways in which ranks of a node exchange data: built-in values, over them
- * what a file says for this node (DTR_TUNE_FILE, written by dtr-bench --tune), over that DTR_TUNE.
- * Local rank 0 reads them for its node, so all ranks of a node have the same. */
+ * what is found out about this node (whether its kernel copies fast), over that what a file says
+ * for this node (DTR_TUNE_FILE, written by dtr-bench --tune), over that DTR_TUNE. Local rank 0
+ * reads them for its node, so all ranks of a node have the same. */
 #ifndef DTR_RT_TUNE_H
 #define DTR_RT_TUNE_H
 

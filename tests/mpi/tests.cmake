@@ -136,6 +136,8 @@ dtr_add_mpi_run(waiting_untold TARGET test_waiting NPROCS 1 7)
 set_tests_properties(waiting_untold_np1 waiting_untold_np7 PROPERTIES
   ENVIRONMENT_MODIFICATION OMPI_MCA_mpi_yield_when_idle=unset:)
 target_link_options(test_waiting PRIVATE -Wl,--wrap=sched_yield)
+dtr_add_mpi_test(kernel_copies SOURCES mpi/kernel_copies.c NPROCS 1 2 3)
+target_link_options(test_kernel_copies PRIVATE -Wl,--wrap=process_vm_readv)
 dtr_add_mpi_test(detect SOURCES mpi/detect.c NPROCS 1 2 4)
 # Under valgrind its own memory grows: not at 2 ranks, which memcheck runs.
 dtr_add_mpi_test(flat_memory SOURCES mpi/flat_memory.c NPROCS 3)
