@@ -89,7 +89,7 @@ void dtr__mailbox_flush(dtr__control_message **out) {
 dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
                                 int *from) {
     dtr__error_context ctx = { .world = world, .operation = "message between ranks" };
-    const MPI_Comm comm = world->mpi.comm;
+    MPI_Comm comm = world->mpi.comm;
     MPI_Message handle = MPI_MESSAGE_NULL;
     MPI_Status status;
     int flag = 0, count = 0;

@@ -53,18 +53,18 @@ uint64_t dtr__zero_piece_hash(const void *data, size_t nbytes);
 /* dtr_optim_extra of a call, as far as one rank can judge; `given` may be NULL. `write`: the call
  * writes files, else into the tensors. */
 dtr_status dtr__extra_check(const char *entry, const dtr_optim_extra *given, bool write,
-                            dtr_optim_extra *extra);
+                            dtr_optim_extra *x);
 /* Types, shapes and names in one number; and text. */
-uint64_t dtr__extra_tensors_hash(const dtr_optim_extra *extra);
-uint64_t dtr__extra_metadata_hash(const dtr_optim_extra *extra);
+uint64_t dtr__extra_tensors_hash(const dtr_optim_extra *x);
+uint64_t dtr__extra_metadata_hash(const dtr_optim_extra *x);
 /* Contiguous tensors of the same contents, and hashes of these: what is written. */
 typedef struct dtr__packed {
     size_t n;
     dtr_tensor **tensors;
     uint64_t *hashes;
 } dtr__packed;
-dtr_status dtr__packed_make(const dtr_optim_extra *extra, dtr__packed *packed);
-void dtr__packed_free(dtr__packed *packed);
+dtr_status dtr__packed_make(const dtr_optim_extra *x, dtr__packed *p);
+void dtr__packed_free(dtr__packed *p);
 
 /* ---- zero_share.c ---- */
 bool dtr__share_has(const dtr__share *sh, size_t i); /* parameter i is in checkpoints */

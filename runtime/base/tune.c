@@ -2,6 +2,7 @@
 #include "base/tune.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -305,40 +306,37 @@ static dtr_status read_settings(const dtr_world *world, dtr__tune *t) {
 
 /* ---- what is found out ---- */
 
-/* Seconds of the fastest of some copies; 0: the kernel refuses. Best ones are little disturbed by
- * other work on the machine. */
+/* Seconds of one copy; 0: the kernel refuses. */
 static double copy_time(char *to, char *from, size_t nbytes, bool by_kernel) {
-    enum { TIMES = 7 };
-    double best = 1;
-    for (int i = 0; i < TIMES; i++) {
-        const double begin = dtr__now();
-        if (by_kernel) {
-            struct iovec here = { to, nbytes }, there = { from, nbytes };
-            if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) != (ssize_t)nbytes) {
-                return 0;
-            }
-        } else {
-            memcpy(to, from, nbytes);
-            __asm__ volatile("" : : "r"(to) : "memory"); /* the copy has a reader */
+    const double begin = dtr__now();
+    if (by_kernel) {
+        struct iovec here = { to, nbytes }, there = { from, nbytes };
+        if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) != (ssize_t)nbytes) {
+            return 0;
         }
-        const double took = dtr__now() - begin;
-        best = took < best ? took : best;
+    } else {
+        memcpy(to, from, nbytes);
+        __asm__ volatile("" : : "r"(to) : "memory"); /* the copy has a reader */
     }
-    return best;
+    return dtr__now() - begin;
 }
 
 /* One copy by the kernel replaces two ordinary ones, which two ranks make at the same time, so it
  * must be about as fast as one of them. Its cost is in the pages, which have to be looked up one by
  * one; on virtual machines it can be three times that of a copy. */
 static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
-    enum { NBYTES = 256 << 10, PERCENT = 150 };
+    enum { NBYTES = 256 << 10, PERCENT = 150, TIMES = 8 };
+    /* The fastest of some, which other work on the machine disturbs least. */
+    double kernel = 1, plain = 1;
     char *block = calloc(2, NBYTES);
     if (block == NULL) {
         return;
     }
     memset(block, 1, (size_t)2 * NBYTES); /* pages of its own */
-    const double kernel = copy_time(block, block + NBYTES, NBYTES, true);
-    const double plain = copy_time(block, block + NBYTES, NBYTES, false);
+    for (int i = 0; i < TIMES; i++) {
+        plain = fmin(plain, copy_time(block, block + NBYTES, NBYTES, false));
+        kernel = fmin(kernel, copy_time(block, block + NBYTES, NBYTES, true));
+    }
     free(block);
     if (kernel * 100 > plain * PERCENT) {
         DTR_INFO(world,
