@@ -101,9 +101,10 @@ int64_t dtr__monotonic_at(double now_s) {
 #if defined(__x86_64__)
 
 enum {
-    TIE_NS = 8000000,      /* how long a tie serves */
-    LEARN_NS = 1000000,    /* between two ties that tell the rate, at least */
-    FORGET_NS = 1000000000 /* and at most: the machine may have slept */
+    TIE_NS = 8000000,       /* how long a tie serves */
+    LEARN_NS = 1000000,     /* between two ties that tell the rate, at least */
+    FORGET_NS = 1000000000, /* and at most: the machine may have slept */
+    LOOK_COUNTS = 20000 /* between the two clocks, some microseconds: else this thread has waited */
 };
 
 /* Each thread has its own tie, so that nothing is shared. */
@@ -135,17 +136,21 @@ static bool counter_is_clock(void) {
  * for the error of looking at one after the other not to matter. Never goes back. */
 static __attribute__((noinline)) int64_t tie_anew(uint64_t now) {
     int64_t ns = dtr__now_ns();
+    const bool waited = __builtin_ia32_rdtsc() - now > LOOK_COUNTS;
     if (!counter_is_clock()) {
         return ns;
     }
-    uint64_t counts = now - tie.tsc, before = tie.span;
+    const uint64_t counts = now - tie.tsc, before = tie.span;
+    const int64_t shown =
+        before > 0 && counts < 2 * before ? tie.ns + (int64_t)((counts * tie.rate) >> 32) : 0;
+    if (waited) {
+        return shown > ns ? shown : ns;
+    }
     if (now < tie.tsc || ns - tie.ns > FORGET_NS) {
         tie.span = 0;
     } else if (ns - tie.ns < LEARN_NS) {
         return ns;
     } else {
-        int64_t shown =
-            before > 0 && counts < 2 * before ? tie.ns + (int64_t)((counts * tie.rate) >> 32) : 0;
         double rate = (double)(ns - tie.ns) / (double)counts;
         tie.rate = (uint64_t)(rate * 4294967296.0);
         tie.span = (uint64_t)((double)TIE_NS / rate);
