@@ -104,7 +104,7 @@ enum {
     TIE_NS = 8000000,       /* how long a tie serves */
     LEARN_NS = 1000000,     /* between two ties that tell the rate, at least */
     FORGET_NS = 1000000000, /* and at most: the machine may have slept */
-    LOOK_COUNTS = 20000 /* between the two clocks, some microseconds: else this thread has waited */
+    LOOK_COUNTS = 10000 /* between the two clocks, some microseconds: else this thread has waited */
 };
 
 /* Each thread has its own tie, so that nothing is shared. */

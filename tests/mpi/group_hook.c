@@ -52,8 +52,8 @@ static const dtr_op_report *one_report(const char *kind, size_t nbytes, int peer
     TH_CHECK(r->status == s, "%s ends with %s", kind, dtr_status_name(r->status));
     const double issued = (double)r->issued_ns * 1e-9;
     /* Stamps are of a clock that is tied to this one every few milliseconds. */
-    TH_CHECK(issued >= from - 1e-3 && r->duration_s >= 0 &&
-                 issued + r->duration_s <= th_now() + 1e-3,
+    TH_CHECK(issued >= from - 1e-4 && r->duration_s >= 0 &&
+                 issued + r->duration_s <= th_now() + 1e-4,
              "%s: %.9f s and %.9f s, not since %.9f s", kind, issued, r->duration_s, from);
     return r;
 }
