@@ -315,6 +315,9 @@ static void *split_main(void *arg) {
     fake_lock(&s.parent->lock);
     s.parent->child = NULL;
     fake_unlock(&s.parent->lock);
+    if (s.child != NULL) { /* its end does not wait for this thread, which is the parent's */
+        fake_before(&s.child->unfinished);
+    }
     __atomic_store_n(s.out, s.child, __ATOMIC_RELEASE);
     dtr_fake_cuda_log("ncclCommSplit", "has written its handle");
     return NULL;
