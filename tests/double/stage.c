@@ -323,14 +323,16 @@ START_TEST(T30_chunks) {
 END_TEST
 
 /* Growing messages take more pinned memory and free none: that would wait for all devices, and with
- * it for other ranks, in the midst of issuing. What is there serves again. */
+ * it for other ranks, in the midst of issuing. What is there serves again. Two messages are under
+ * way at a time, or one after the other where a neighbour is late, hence the most of each size. */
 START_TEST(ST10_pools_only_grow) {
-    enum { LEAST = 500, MOST = 40000 };
+    enum { LEAST = 500, MOST = 40000, ROUNDS = 10 };
     int next = (th_rank() + 1) % th_size(), before = (th_rank() + th_size() - 1) % th_size();
     dtr_buffer out = filled(MOST, (float)th_rank()), in = device_f32(MOST);
-    int allocated = 0;
+    int sizes = 0;
     dtr_fake_cuda_log_start();
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < ROUNDS; round++) {
+        sizes = 0;
         for (size_t n = LEAST; n <= MOST; n *= 3) {
             dtr_work *sent = NULL;
             out.count = in.count = n;
@@ -338,12 +340,12 @@ START_TEST(ST10_pools_only_grow) {
             TH_IS(dtr_recv(th_group(), in, before, 0, NULL, NULL), DTR_OK);
             finish(sent);
             check(in, (float)before, 1, "message");
+            sizes++;
         }
-        int now = dtr_fake_cuda_log_count("cudaHostAlloc");
-        TH_CHECK(round == 0 ? now > 0 : now == allocated, "%d allocations, %d before", now,
-                 allocated);
-        allocated = now;
     }
+    int allocated = dtr_fake_cuda_log_count("cudaHostAlloc");
+    TH_CHECK(allocated > 0 && allocated <= 2 * sizes, "%d allocations for %d sizes", allocated,
+             sizes);
     TH_CHECK(dtr_fake_cuda_log_count("cudaFreeHost") == 0, "pinned memory was freed");
     drop(out);
     drop(in);
