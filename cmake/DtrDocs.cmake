@@ -31,7 +31,7 @@ get_property(layers GLOBAL PROPERTY DTR_LAYERS)
 foreach(layer IN LISTS layers)
   list(APPEND headers "${PROJECT_SOURCE_DIR}/${layer}/include/dtr")
 endforeach()
-set(pages abi user-guide measurements support internals security)
+set(pages abi user-guide measurements scaling support internals security)
 list(TRANSFORM pages REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/docs/\\1.md")
 file(GLOB internals "${PROJECT_SOURCE_DIR}/docs/internals/*.md")
 foreach(layer IN LISTS layers) # what the page on internals links to
