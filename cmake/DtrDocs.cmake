@@ -33,7 +33,7 @@ foreach(layer IN LISTS layers)
 endforeach()
 set(pages abi user-guide measurements scaling support internals security)
 list(TRANSFORM pages REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/docs/\\1.md")
-file(GLOB internals "${PROJECT_SOURCE_DIR}/docs/internals/*.md")
+file(GLOB internals "${PROJECT_SOURCE_DIR}/docs/internals/*.md" "${PROJECT_SOURCE_DIR}/docs/notebook/*.md")
 foreach(layer IN LISTS layers) # what the page on internals links to
   file(GLOB_RECURSE readmes "${PROJECT_SOURCE_DIR}/${layer}/README.md")
   list(APPEND internals ${readmes})

@@ -21,7 +21,7 @@ foreach(tool dtr-info dtr-doctor dtr-bench dtr-ddp-bench dtr-recorder-cost)
 endforeach()
 
 # For people: all pages, which link each other, the examples as a project of their own, and the scripts that need no build folder.
-file(GLOB_RECURSE pages RELATIVE "${PROJECT_SOURCE_DIR}" docs/*.md docs/*.svg tests/*.md)
+file(GLOB_RECURSE pages RELATIVE "${PROJECT_SOURCE_DIR}" docs/*.md docs/*.svg docs/*.json tests/*.md)
 foreach(layer IN LISTS layers)
   file(GLOB_RECURSE of_layer RELATIVE "${PROJECT_SOURCE_DIR}" ${layer}/*.md)
   list(APPEND pages ${of_layer})
