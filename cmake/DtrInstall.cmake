@@ -36,6 +36,7 @@ install(FILES cmake/examples.cmake DESTINATION ${share}/examples RENAME CMakeLis
 install(PROGRAMS scripts/bench/sweep scripts/bench/plot DESTINATION ${share}/scripts/bench)
 install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py DESTINATION ${share}/scripts/bench)
 install(DIRECTORY scripts/bench/launch DESTINATION ${share}/scripts/bench USE_SOURCE_PERMISSIONS)
+install(FILES packaging/monitoring/dtr.rules.yml packaging/monitoring/dtr-dashboard.json DESTINATION ${share}/monitoring)
 
 # What the static library needs. In dtr.pc MPI goes by its own pkg-config name where it has one, because dtr/mpi.h needs
 # its headers too; optional packages are plain flags there, since --static would ask for their static libraries.

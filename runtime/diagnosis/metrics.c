@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <dtr/version.h>
@@ -28,11 +29,12 @@ enum { PATH_BYTES = 4096 };
 struct dtr__metrics {
     dtr__counters counted;
     /* Of who writes: the watchdog, then who destroys the world. */
-    char path[PATH_BYTES], labels[256];
+    char path[PATH_BYTES], labels[384];
     mode_t mode;     /* of the file */
     uint64_t number; /* of the newest one, to the writer */
     int64_t next_ns;
     bool warned; /* that it cannot be written */
+    bool keep;   /* the file stays after a clean end */
 };
 
 static uint64_t read_count(const _Atomic uint64_t *what) {
@@ -156,7 +158,7 @@ static void write_added(FILE *to, dtr__metrics *m) {
 }
 
 /* False with errno. */
-static bool write_file(const dtr_world *world, dtr__metrics *m) {
+static bool write_file(const dtr_world *world, dtr__metrics *m, bool up) {
     const dtr__rec_header *h = dtr__recorder_header(world);
     dtr__text t;
     if (!dtr__text_begin(&t)) {
@@ -167,6 +169,10 @@ static bool write_file(const dtr_world *world, dtr__metrics *m) {
     fprintf(to, "dtr_info{%s,host=\"%s\",pid=\"%ld\",world_size=\"%d\",version=\"%d.%d.%d\"} 1\n",
             m->labels, world->host, (long)getpid(), world->size, DTR_VERSION_MAJOR,
             DTR_VERSION_MINOR, DTR_VERSION_PATCH);
+    family(to, "dtr_up", "gauge", "1 while the world is there, 0 from when it was destroyed.");
+    sample(to, m, "dtr_up", NULL, NULL, up);
+    family(to, "dtr_written_timestamp_seconds", "gauge", "When this file was written, Unix time.");
+    sample(to, m, "dtr_written_timestamp_seconds", NULL, NULL, (double)time(NULL));
     write_operations(to, m, h);
     write_errors(to, world, m, h);
     write_stragglers(to, world, m);
@@ -183,9 +189,9 @@ static bool write_file(const dtr_world *world, dtr__metrics *m) {
     return code == 0;
 }
 
-void dtr__metrics_write(dtr_world *world) {
+static void write_or_warn(dtr_world *world, bool up) {
     dtr__metrics *m = world->diagnosis.metrics;
-    if (m == NULL || write_file(world, m)) {
+    if (write_file(world, m, up)) {
         return;
     }
     int code = errno;
@@ -209,7 +215,22 @@ void dtr__metrics_round(dtr_world *world) {
     if (m != NULL && now >= m->next_ns && !behind) {
         double each_s = dtr__opt_seconds(&world->options, DTR__OPT_METRICS_INTERVAL);
         m->next_ns = each_s < 1e9 ? now + (int64_t)(1e9 * each_s) : INT64_MAX;
-        dtr__metrics_write(world);
+        write_or_warn(world, true);
+    }
+}
+
+void dtr__metrics_last(dtr_world *world) {
+    dtr__metrics *m = world->diagnosis.metrics;
+    if (m == NULL) {
+        return;
+    }
+    if (m->keep || dtr__recorder_is_evidence(world) || dtr__ranks_failed(world) > 0) {
+        write_or_warn(world, false);
+    } else if (m->number > 0) {
+        /* The writer must be through, or it would bring the file back. */
+        (void)dtr__writer_wait(world->diagnosis.writer, DTR__WRITTEN_METRICS, m->number,
+                               STAND_BY_S);
+        (void)unlink(m->path);
     }
 }
 
@@ -230,6 +251,26 @@ static void choose_path(const dtr_world *world, const char *pattern, dtr__metric
     }
 }
 
+/* The job's number at the scheduler, which people know it by. Flux writes its numbers with a letter
+ * beyond ASCII in front, and takes an f for it. One that a label would have to escape is left out.
+ */
+static void add_scheduler_job(char *labels, size_t cap) {
+    static const char *const names[] = { "SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID", "LSB_JOBID" };
+    static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "._-+@[]";
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *job = getenv(names[i]);
+        bool flux = job != NULL && strncmp(job, "\xc6\x92", 2) == 0;
+        job = flux ? job + 2 : job;
+        if (job != NULL && job[0] != '\0' && strlen(job) < 128 &&
+            job[strspn(job, allowed)] == '\0') {
+            size_t used = strlen(labels);
+            snprintf(labels + used, cap - used, ",scheduler_job=\"%s%s\"", flux ? "f" : "", job);
+            return;
+        }
+    }
+}
+
 dtr_status dtr__metrics_open(dtr_world *world) {
     const char *pattern = dtr__opt_text(&world->options, DTR__OPT_METRICS_FILE);
     if (pattern[0] == '\0') {
@@ -239,8 +280,10 @@ dtr_status dtr__metrics_open(dtr_world *world) {
     DTR_REQUIRE(m != NULL, NULL, DTR_ERR_NOMEM, "no memory for the metrics (DTR_METRICS_FILE)");
     pthread_mutex_init(&m->counted.lock, NULL);
     choose_path(world, pattern, m);
-    snprintf(m->labels, sizeof m->labels, "job=\"%016" PRIx64 "\",rank=\"%d\"", world->job_id,
+    snprintf(m->labels, sizeof m->labels, "dtr_job=\"%016" PRIx64 "\",rank=\"%d\"", world->job_id,
              world->rank);
+    add_scheduler_job(m->labels, sizeof m->labels);
+    m->keep = dtr__opt_number(&world->options, DTR__OPT_METRICS_KEEP) != 0;
     m->mode = dtr__opt_number(&world->options, DTR__OPT_METRICS_PUBLIC) != 0 ? 0644 : 0600;
     world->diagnosis.metrics = m;
     world->recording.counters = &m->counted;

@@ -11,7 +11,8 @@ dtr_status dtr__metrics_open(dtr_world *world);
 void dtr__metrics_close(dtr_world *world);
 /* Writes the file when it is time. By the watchdog. */
 void dtr__metrics_round(dtr_world *world);
-/* Writes it now. The watchdog has ended; the recorder and the peers are still there. */
-void dtr__metrics_write(dtr_world *world);
+/* Writes it a last time, or removes it where DTR_METRICS_KEEP says so. The watchdog has ended; the
+ * recorder and the peers are still there. */
+void dtr__metrics_last(dtr_world *world);
 
 #endif /* DTR_RT_METRICS_H */

@@ -70,12 +70,15 @@ dtr_status dtr__recorder_open(dtr_world *world) {
     return DTR_OK;
 }
 
+bool dtr__recorder_is_evidence(const dtr_world *world) {
+    const dtr__rec_header *h = world->recorder->memory.header;
+    return atomic_load(&h->failure.version) != 0 || atomic_load(&h->dumps) != 0;
+}
+
 void dtr__recorder_close(dtr_world *world) {
     dtr__recorder *r = world->recorder;
     if (r != NULL) {
-        const dtr__rec_header *h = r->memory.header;
-        bool evidence = atomic_load(&h->failure.version) != 0 || atomic_load(&h->dumps) != 0;
-        dtr__rec_memory_close(&r->memory, evidence);
+        dtr__rec_memory_close(&r->memory, dtr__recorder_is_evidence(world));
         free(r);
         world->recorder = NULL;
     }

@@ -7,6 +7,8 @@
 
 dtr_status dtr__recorder_open(dtr_world *world);
 void dtr__recorder_close(dtr_world *world);
+/* Something failed or was asked for, so what the job has written stays after its end. */
+bool dtr__recorder_is_evidence(const dtr_world *world);
 
 typedef enum dtr__rec_state {
     DTR__REC_ISSUED = 1,

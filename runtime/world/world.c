@@ -390,7 +390,7 @@ dtr_status dtr__world_close(dtr_world *world) {
         finish = false;
     }
     dtr__stragglers_report(world);
-    dtr__metrics_write(world);
+    dtr__metrics_last(world);
     dtr_status s = dismantle(world, alive);
     DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
     if (!alive) {
@@ -410,7 +410,7 @@ void dtr__world_abandon(dtr_world *world) {
              inside != NULL ? inside : "an unknown call");
     dtr__watchdog_stop(world);
     dtr__rec_phase(world, DTR__PHASE_DESTROYING);
-    dtr__metrics_write(world);
+    dtr__metrics_last(world);
     dtr__progress_forget(world);
     world->magic = DTR__WORLD_GONE;
     (void)dtr__mpi_release(false);

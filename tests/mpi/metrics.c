@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "harness.h"
@@ -207,6 +208,8 @@ START_TEST(numbers_of_a_rank) {
         double low, high;
     } want[] = {
         { "dtr_info", "version=\"", 1, 1 },
+        { "dtr_up", "", 0, 0 },
+        { "dtr_written_timestamp_seconds", "", (double)time(NULL) - 600, (double)time(NULL) + 1 },
         { "dtr_operations_total", "kind=\"coalesced\"", 1, 1 },
         { "dtr_operation_bytes_total", "kind=\"broadcast\"", 8064, 1e6 },
         { "dtr_operation_seconds_count", "kind=\"coalesced\"", 1, 1 },
@@ -268,6 +271,70 @@ START_TEST(replaced_as_a_whole) {
 }
 END_TEST
 
+/* The scheduler's number stands with every sample, and one that would break the line is left out.
+ */
+START_TEST(job_of_the_scheduler) {
+    static scrape s;
+    static const char *const of[][3] = {
+        { "SLURM_JOB_ID", "4711", "scheduler_job=\"4711\"" },
+        { "PBS_JOBID", "12[3].head", "scheduler_job=\"12[3].head\"" },
+        { "FLUX_JOB_ID",
+          "\xc6\x92"
+          "2Wb9",
+          "scheduler_job=\"f2Wb9\"" },
+        { "LSB_JOBID", "a\"} 1\n", NULL },
+    };
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        char path[300];
+        make_path(path, sizeof path, ".prom");
+        setenv(of[i][0], of[i][1], 1);
+        char pattern[320];
+        snprintf(pattern, sizeof pattern, "%s.%%r", path);
+        dtr_world *w = open_world(pattern, "inf");
+        unsetenv(of[i][0]);
+        TH_OK(dtr_world_destroy(w));
+        snprintf(path + strlen(path), 16, ".%d", th_rank());
+        TH_CHECK(read_scrape(path, &s), "no file %s", path);
+        check_form(&s);
+        const char *label = of[i][2] != NULL ? of[i][2] : "dtr_job=\"";
+        TH_CHECK(value_of(&s, "dtr_dead_ranks", label) == 0, "%s is not told", of[i][0]);
+        TH_CHECK((value_of(&s, "dtr_dead_ranks", "scheduler_job") == 0) == (of[i][2] != NULL),
+                 "%s: %s", of[i][0], s.line[s.n - 1]);
+        unlink(path);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* DTR_METRICS_KEEP=0: the file goes with a job that ended well, and stays of one in which something
+ * failed. */
+START_TEST(removed_at_a_clean_end) {
+    static scrape s;
+    for (int failed = 0; failed < 2; failed++) {
+        char pattern[300], path[300], end[32];
+        make_path(pattern, sizeof pattern, ".%r.prom");
+        snprintf(end, sizeof end, ".%d.prom", th_rank());
+        make_path(path, sizeof path, end);
+        setenv("DTR_METRICS_KEEP", "0", 1);
+        dtr_world *w = open_world(pattern, "0.001");
+        unsetenv("DTR_METRICS_KEEP");
+        double until = th_now() + 60;
+        while (!read_scrape(path, &s) && th_now() < until) {
+            usleep(1000);
+        }
+        TH_CHECK(s.n > 20 && value_of(&s, "dtr_up", "") == 1, "%s while the world is there", path);
+        if (failed != 0) {
+            work(w); /* a group of it is aborted */
+        }
+        TH_OK(dtr_world_destroy(w));
+        TH_CHECK((access(path, F_OK) == 0) == (failed != 0), "%s %s", path,
+                 failed != 0 ? "is gone" : "was left");
+        unlink(path);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* FI24: a place that cannot be written is one warning, and the job goes on. */
 START_TEST(no_place_to_write) {
     warned = 0;
@@ -300,6 +367,8 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "metrics", 110);
     th_add(tc, numbers_of_a_rank, 0, 0);
     th_add(tc, replaced_as_a_whole, 0, 0);
+    th_add(tc, job_of_the_scheduler, 0, 0);
+    th_add(tc, removed_at_a_clean_end, 0, 0);
     th_add(tc, no_place_to_write, 0, 0);
     th_add(tc, bad_values, 0, 0);
 }
