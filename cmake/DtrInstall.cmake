@@ -34,7 +34,7 @@ set(share ${CMAKE_INSTALL_DATADIR}/dtr)
 install(DIRECTORY examples DESTINATION ${share} PATTERN CMakeLists.txt EXCLUDE)
 install(FILES cmake/examples.cmake DESTINATION ${share}/examples RENAME CMakeLists.txt)
 install(PROGRAMS scripts/bench/sweep scripts/bench/plot DESTINATION ${share}/scripts/bench)
-install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py DESTINATION ${share}/scripts/bench)
+install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py scripts/bench/report.py DESTINATION ${share}/scripts/bench)
 install(DIRECTORY scripts/bench/launch DESTINATION ${share}/scripts/bench USE_SOURCE_PERMISSIONS)
 install(FILES packaging/monitoring/dtr.rules.yml packaging/monitoring/dtr-dashboard.json DESTINATION ${share}/monitoring)
 

@@ -1,5 +1,6 @@
 """scripts/bench: a tiny sweep of each program, its CSV and JSON, the pictures drawn of it, and what is refused."""
 import csv
+import html.parser
 import json
 import os
 import subprocess
@@ -82,12 +83,51 @@ expect({(r["program"], r["scaling"], r["hosts"], r["ranks"]) for r in found} ==
 with open(os.path.join(folder.name, "both", "hosts.json"), encoding="utf-8") as source:
     hosts = json.load(source)
 expect(len(hosts) == 1 and hosts[0]["cores"] >= 1 and hosts[0]["copy_gbs"] > 0, "what the hosts are: %s", hosts)
+
+
+class Page(html.parser.HTMLParser):
+    """Pictures, rows of tables, and what would be fetched from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.pictures, self.rows, self.elsewhere, self.open = [], 0, [], []
+
+    def handle_starttag(self, tag, attrs):
+        source = dict(attrs).get("src") or dict(attrs).get("href")
+        if tag == "img" and source.startswith("data:image/svg+xml;base64,"):
+            self.pictures.append(dict(attrs)["alt"])
+        elif source:
+            self.elsewhere.append(source)
+        self.rows += tag == "tr"
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        expect(self.open and self.open.pop() == tag, "</%s> ends nothing", tag)
+
+
+def report(name):
+    with open(os.path.join(folder.name, name, "report.html"), encoding="utf-8") as source:
+        text = source.read()
+    page = Page()
+    page.feed(text)
+    expect(not page.open and not page.elsewhere, "open %s, from elsewhere %s", page.open, page.elsewhere)
+    return page, text
+
+
+page, text = report("both")
+expect(page.rows >= 3 + len(found) and "--hostfile" in text and hosts[0]["host"] in text, "a report of %d rows:\n%s", page.rows,
+       text[:2000])
+if not page.pictures:
+    expect("No pictures" in text and "matplotlib" in text, "no word on why there are no pictures")
+else:
+    expect({"weak-allreduce-time", "strong-ddp-efficiency"} <= set(page.pictures), "pictures: %s", page.pictures)
 refuses(script("sweep", "--out", folder.name, "--hostfile", os.path.join(folder.name, "none")), "--hostfile", "No such file")
 with open(os.path.join(folder.name, "odd"), "w", encoding="utf-8") as odd:
     odd.write("a b c\n")
 refuses(script("sweep", "--out", folder.name, "--hostfile", odd.name), "--hostfile", "a b c")
 
-drawn = plot(os.path.join(folder.name, "both", "sweep.json"), "weak-allreduce-time", "strong-ddp-scaling") and plot(coll, "allreduce-time", "allreduce-ratio", "allreduce-scaling") and plot(ddp, "ddp-scaling",
+drawn = plot(os.path.join(folder.name, "both", "sweep.json"), "weak-allreduce-time", "strong-ddp-scaling") and plot(coll, "allreduce-time", "allreduce-bandwidth", "allreduce-ratio", "allreduce-scaling") and plot(ddp, "ddp-scaling",
                                                                                      "ddp-efficiency")
 for name in ("sweep", "goals", "syscalls"):
     interpreter = [os.path.join(scripts, name)] if name == "syscalls" else script(name)
