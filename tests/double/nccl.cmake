@@ -50,11 +50,16 @@ dtr_add_mpi_run(double_nccl_detail_nodes TARGET test_double_nccl_detail NPROCS 2
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NODE_RANKS=1 DTR_CONTROL_MS=20)
 # The order of what belongs to one call, with the oldest version, where most calls are a group.
 dtr_add_double_mpi_test(double_nccl_order NPROCS 2 3 SOURCES nccl_order.c LIBS fake_cudart
-  ENVIRONMENT DTR_FAKE_NCCL_VERSION=21805)
+  ENVIRONMENT DTR_FAKE_NCCL_VERSION=21805 DTR_NCCL_BLOCKING=0)
 # How communicators begin, are polled and end, what fails, what is refused; the oldest way of giving up.
 dtr_add_double_mpi_test(double_nccl_life NPROCS 2 3 SOURCES nccl_life.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=2)
 dtr_add_mpi_run(double_nccl_life_2_18 TARGET test_double_nccl_life NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_CUDA_NDEV=2 DTR_FAKE_NCCL_VERSION=21805)
+# Communicators whose calls do not block: a thread of NCCL's for each of them.
+foreach(test backend failures rules ends pairs detail)
+  dtr_add_mpi_run(double_nccl_${test}_threads TARGET test_double_nccl_${test} NPROCS 2 LABELS double TIMEOUT 300
+    ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_BLOCKING=0)
+endforeach()
 # A context for each rank, on its own device.
 dtr_add_double_mpi_test(double_contexts NPROCS 4 SOURCES contexts.c LIBS fake_cudart
   ENVIRONMENT DTR_FAKE_CUDA_NDEV=4 DTR_FAKE_CUDA_UUID=one)

@@ -122,7 +122,7 @@ END_TEST
 START_TEST(G1_G7_both_kinds) {
     for (int blocking = 0; blocking < 2; blocking++) {
         char text[32];
-        fault("NCCL_COMM_BLOCKING", blocking ? "1" : NULL);
+        fault("NCCL_COMM_BLOCKING", blocking ? "1" : "0");
         snprintf(text, sizeof text, "blocking %d", blocking);
         dtr_fake_cuda_log_start();
         dtr_group *g = new_group();

@@ -300,6 +300,7 @@ START_TEST(NCC4_every_call_fails_once) {
         bool asked = strcmp(t[i].call, "ncclCommGetAsyncError") == 0; /* about another call */
         snprintf(words, sizeof words, nccl ? "%s: NCCL error 3" : "CUDA error 719",
                  asked ? "ncclCommInitRankConfig" : t[i].call);
+        fault("NCCL_COMM_BLOCKING", asked ? "0" : NULL);
         fault(nccl ? "DTR_FAKE_NCCL_ERR" : "DTR_FAKE_CUDA_ERR", mine ? setting : NULL);
         dtr_status s = go(g, t[i].what, a, b, &w);
         s = s == DTR_OK ? dtr_work_synchronize(w, -1) : s;
@@ -366,6 +367,7 @@ static void ask_instead(const dtr_group *g) {
 /* collectives:NCP2, NCP7: what goes on is asked for until it has changed; an answer that is none is
  * an error. G2, NCP6: who is ready when looked at has not come too late. */
 START_TEST(NCP2_polling) {
+    fault("NCCL_COMM_BLOCKING", "0");
     dtr_group *g = new_group();
     dtr_buffer b = filled(N, 1);
     ask_instead(g);
@@ -383,7 +385,9 @@ START_TEST(NCP2_polling) {
     end_group(g);
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     int self = th_rank();
+    setenv("DTR_NCCL_BLOCKING", "0", 1);
     dtr_world *w = new_world("DTR_NCCL_INIT_TIMEOUT", "0.000001");
+    unsetenv("DTR_NCCL_BLOCKING");
     o.backend = "cpu:auto,cuda:nccl";
     o.local_sync = true;
     TH_IS(dtr_group_create(w, &self, 1, &o, &g), DTR_OK);
@@ -392,6 +396,7 @@ START_TEST(NCP2_polling) {
     TH_IS(dtr_group_connect(g, gpu), DTR_OK);
     TH_IS(dtr_group_destroy(g), DTR_OK);
     TH_IS(dtr_world_destroy(w), DTR_OK);
+    fault("NCCL_COMM_BLOCKING", NULL);
     drop(b);
     TH_AGREE();
 }

@@ -186,14 +186,20 @@ START_TEST(A14_A15_small_floats) {
 }
 END_TEST
 
-/* The lines of this thread. */
+static int thread_of(const char *line) {
+    const char *at = line != NULL ? strstr(line, "thread=") : NULL;
+    return at != NULL ? atoi(at + 7) : -1;
+}
+
+/* The lines of this thread, and of the one that started NCCL for it, before which this one waits.
+ */
 static char *own_log(void) {
     const char *all = dtr_fake_cuda_log_text();
-    char *own = calloc(1, strlen(all) + 1), suffix[32], *end = own;
-    size_t n = (size_t)snprintf(suffix, sizeof suffix, "thread=%d\n", (int)gettid());
+    char *own = calloc(1, strlen(all) + 1), *end = own;
+    const int starter = thread_of(strstr(all, "ncclCommInitRankConfig rank"));
     for (const char *at = all; *at != '\0';) {
         size_t length = strcspn(at, "\n") + 1;
-        if (length >= n && memcmp(at + length - n, suffix, n) == 0) {
+        if (thread_of(at) == (int)gettid() || thread_of(at) == starter) {
             memcpy(end, at, length);
             end += length;
         }

@@ -113,6 +113,9 @@ static dtr_status nccl_open(dtr_group *g, void **state) {
     n->automatic = g->backends.device_named == NULL;
     n->copies = g->size == 1 && n->automatic;
     n->config.name = g->name;
+    /* Without a thread that sees limits pass nobody could end a call that blocks. */
+    n->config.blocking = dtr__opt_number(&g->world->options, DTR__OPT_NCCL_BLOCKING) != 0 &&
+                         dtr__progress_has_thread(g->world);
     if (g->asked.options != NULL) {
         n->config.min_ctas = g->asked.options->nccl_min_ctas;
         n->config.max_ctas = g->asked.options->nccl_max_ctas;

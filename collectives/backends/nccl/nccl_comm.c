@@ -152,11 +152,18 @@ void dtr__nccl_event_keep(dtr__nccl_comm *c, dtr__nccl_event *e) {
 
 /* ---- giving up ---- */
 
+/* What NCCL is given; a call that makes the communicator sets it at its beginning. */
+static void *native(const dtr__nccl_comm *c) {
+    return __atomic_load_n(&c->handle, __ATOMIC_ACQUIRE);
+}
+
 /* A native call that does not return keeps the lock: after a second the communicator is aborted all
- * the same, which is what ends such a call. */
+ * the same, which is what ends such a call. One that waits for other ranks need not be waited for.
+ */
 static bool lock_at_last(dtr__nccl_comm *c, int *tries) {
     while (pthread_mutex_trylock(&c->lock) != 0) {
-        if (*tries == 0) {
+        const int stage = atomic_load_explicit(&c->apart.stage, memory_order_acquire);
+        if (*tries == 0 || (stage == DTR__NCCL_APART_MADE && native(c) != NULL)) {
             return false;
         }
         --*tries;
@@ -175,8 +182,8 @@ static void *end_main(void *arg) {
     }
     bool together = first->with != NULL && first->ops->group_start() == 0;
     for (const dtr__nccl_comm *c = first; c != NULL; c = c->with) {
-        if (c->handle != NULL) {
-            (void)c->ops->abandon(c->device, c->handle);
+        if (native(c) != NULL) {
+            (void)c->ops->abandon(c->device, native(c));
         }
     }
     if (together) {
@@ -437,8 +444,45 @@ bool dtr__nccl_enter(dtr__nccl_comm *c) {
     return false;
 }
 
+static void make_and_end(dtr__nccl_comm *c) {
+    int code = c->ops->in_progress;
+    pthread_mutex_lock(&c->lock);
+    if (!dtr__nccl_aborted(c)) {
+        code = c->apart.make(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    c->apart.code = code;
+    atomic_store_explicit(&c->apart.stage, DTR__NCCL_APART_ENDED, memory_order_release);
+}
+
+static void *apart_main(void *arg) {
+    make_and_end(arg);
+    dtr__nccl_comm_unref(arg);
+    return NULL;
+}
+
+int dtr__nccl_make_apart(dtr__nccl_comm *c, int (*make)(dtr__nccl_comm *c)) {
+    c->apart.make = make;
+    atomic_store_explicit(&c->apart.stage, DTR__NCCL_APART_MADE, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    if (c->owner->config.blocking && dtr__thread_start(NULL, "", true, apart_main, c) == 0) {
+        return c->ops->in_progress;
+    }
+    (void)apart_main(c);
+    return c->apart.code;
+}
+
 bool dtr__nccl_poll(dtr__nccl_comm *c, int *code) {
+    const int stage = atomic_load_explicit(&c->apart.stage, memory_order_acquire);
     bool there = !dtr__nccl_aborted(c);
+    if (stage == DTR__NCCL_APART_MADE) {
+        return there;
+    }
+    if (there && stage == DTR__NCCL_APART_ENDED && c->apart.code != c->ops->in_progress) {
+        *code = c->apart.code;
+        atomic_store_explicit(&c->apart.stage, DTR__NCCL_APART_NONE, memory_order_relaxed);
+        return true;
+    }
     if (there && pthread_mutex_trylock(&c->lock) == 0) {
         there = !dtr__nccl_aborted(c) && c->handle != NULL;
         if (there) {
@@ -463,6 +507,9 @@ dtr_status dtr__nccl_settle(dtr__nccl_comm *c, const dtr_work *w, const char *fu
         if (code == busy) {
             dtr__backoff_pause(c->group->world, &backoff);
         }
+    }
+    if (code != 0 && dtr__nccl_aborted(c)) { /* what a blocking call returned since */
+        return dtr__group_broken(c->group);
     }
     return code == 0 ? DTR_OK : dtr__nccl_failed(c, w, function, code);
 }

@@ -1,7 +1,7 @@
 /* Making a communicator together with the ranks that share it: each notifies the first of them
- * that it has come; that one makes NCCL's identifier and sends it to all; NCCL is started, without
- * blocking; and the first one collects the results and sends all the common one, so that either all
- * ranks have the communicator or none has. */
+ * that it has come; that one makes NCCL's identifier and sends it to all; NCCL is started, while
+ * the caller goes on watching; and the first one collects the results and sends all the common one,
+ * so that either all ranks have the communicator or none has. */
 #include <stdio.h>
 #include <string.h>
 
@@ -80,14 +80,15 @@ static dtr_status get_identifier(agreement *m, unsigned char id[DTR__NCCL_ID]) {
     return dtr__nccl_agreement_send_all(m, "id", id, DTR__NCCL_ID);
 }
 
-static dtr_status start(agreement *m, const unsigned char *id, outcome *o) {
+static int init(dtr__nccl_comm *c) {
+    return c->ops->init(c->device, &c->handle, c->size, c->apart.id, c->rank, c->apart.config);
+}
+
+static dtr_status start(agreement *m, outcome *o) {
     dtr__nccl_comm *c = m->comm;
     static const char function[] = "ncclCommInitRankConfig";
-    pthread_mutex_lock(&c->lock);
-    int code = atomic_load(&c->aborted) == 0
-                   ? c->ops->init(c->device, &c->handle, c->size, id, c->rank, &c->owner->config)
-                   : c->ops->in_progress;
-    pthread_mutex_unlock(&c->lock);
+    c->apart.config = &c->owner->config;
+    int code = dtr__nccl_make_apart(c, init);
     DTR_TRY(dtr__nccl_agreement_settle(m, &code, o));
     if (o->refused) {
         return DTR_OK;
@@ -156,16 +157,15 @@ void dtr__nccl_log_made(const dtr__nccl_comm *c, const char *how, double exchang
                         double start_s) {
     char version[16], set[600];
     DTR_INFO(c->group->world,
-             "group '%s': NCCL %s communicator of %d ranks on cuda:%d by %s, non-blocking, this is "
+             "group '%s': NCCL %s communicator of %d ranks on cuda:%d by %s, %sblocking, this is "
              "rank %d; %.0f ms for the identifier, %.0f ms to start%s",
              c->group->name, dtr__nccl_version_text(dtr__nccl_get()->version, version), c->size,
-             c->device, how, c->rank, exchange_s * 1e3, start_s * 1e3,
-             settings_of_nccl(c->group->world, set, sizeof set));
+             c->device, how, c->owner->config.blocking ? "" : "non-", c->rank, exchange_s * 1e3,
+             start_s * 1e3, settings_of_nccl(c->group->world, set, sizeof set));
 }
 
 static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {
     dtr_group *g = c->group;
-    unsigned char id[DTR__NCCL_ID];
     agreement m = { .comm = c,
                     .group = g,
                     .worst = 1,
@@ -173,10 +173,10 @@ static dtr_status make(dtr__nccl_comm *c, uint64_t record, outcome *o) {
                     .limit_s = dtr__nccl_init_limit(g),
                     .expired = expired };
     begin_key(c, m.prefix, sizeof m.prefix);
-    DTR_TRY(get_identifier(&m, id));
+    DTR_TRY(get_identifier(&m, c->apart.id));
     double exchanged = dtr__now();
     dtr__rec_began(g->world, record, dtr__stamp_ns()); /* what came before is the exchange */
-    DTR_TRY(start(&m, id, o));
+    DTR_TRY(start(&m, o));
     DTR_TRY(dtr__nccl_agreement_conclude(&m, o));
     if (!o->refused) {
         dtr__nccl_log_made(c, "init", exchanged - m.began, dtr__now() - exchanged);

@@ -23,6 +23,23 @@ typedef struct dtr__nccl_graphs {
     _Atomic int live;
 } dtr__nccl_graphs;
 
+struct dtr__nccl_comm;
+
+/* A native call that waits for the other ranks, made by a thread of its own where communicators
+ * block: the caller has a limit, and must see that its group breaks. */
+typedef struct dtr__nccl_apart {
+    int (*make)(struct dtr__nccl_comm *comm);
+    _Atomic int stage; /* DTR__NCCL_APART_... */
+    int code;          /* of the call; before its end is known */
+    /* What the calls are given; turn, and constant while one is under way. */
+    unsigned char id[DTR__NCCL_ID];
+    int color, key;
+    const dtr__nccl_config *config;
+    void *block, **window;
+    size_t nbytes;
+} dtr__nccl_apart;
+enum { DTR__NCCL_APART_NONE, DTR__NCCL_APART_MADE, DTR__NCCL_APART_ENDED };
+
 /* Of a group and a device, or of a pair of ranks and a device. Outlives the group while a handle of
  * one of its works does. Locks: `turn` of the group before `lock`. */
 typedef struct dtr__nccl_comm {
@@ -44,6 +61,7 @@ typedef struct dtr__nccl_comm {
     /* Where NCCL puts what is split from it, which may be as late as its end; turn, then the end.
      */
     void *split;
+    dtr__nccl_apart apart;
     pthread_mutex_t pool_lock; /* idle, nan_checks; held briefly */
     dtr__nccl_event *idle;
     dtr__nccl_nan_checks *nan_checks;
@@ -189,6 +207,9 @@ void dtr__nccl_close(dtr_group *g, void *state);
 /* The record of a native failure, with its status. */
 dtr_status dtr__nccl_failed(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
                             int code);
+/* Make a call that waits for other ranks: its code, or that it is in progress, until dtr__nccl_poll
+ * tells how it ended. The arguments are in comm->apart. turn held. */
+int dtr__nccl_make_apart(dtr__nccl_comm *comm, int (*make)(dtr__nccl_comm *comm));
 /* After a native call: wait until the communicator has done what it was asked for. */
 dtr_status dtr__nccl_settle(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
                             int code);

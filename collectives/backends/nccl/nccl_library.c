@@ -237,7 +237,7 @@ static int or_default(int n) {
 
 static ncclConfig_t native_config(const dtr__nccl_config *c) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = c->blocking;
     config.minCTAs = or_default(c->min_ctas);
     config.maxCTAs = or_default(c->max_ctas);
     config.cgaClusterSize = or_default(c->cga_cluster);

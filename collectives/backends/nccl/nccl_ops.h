@@ -8,7 +8,7 @@
 
 #include <dtr/coll.h>
 
-enum { DTR__NCCL_ABI = 5, DTR__NCCL_ID = 128 };
+enum { DTR__NCCL_ABI = 6, DTR__NCCL_ID = 128 };
 enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-blocking mode */
 enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
 enum { DTR__NCCL_WINDOWS = 22700 };   /* oldest one that makes windows of memory */
@@ -17,6 +17,7 @@ enum { DTR__NCCL_ABORTS = 22200 };    /* oldest one that aborts several communic
 /* Limits of thread blocks are 0 where NCCL is to choose. */
 typedef struct dtr__nccl_config {
     int min_ctas, max_ctas, cga_cluster;
+    bool blocking; /* calls return when they are done, and not while a thread of NCCL's does it */
     const char *name; /* kept as long as the communicator */
 } dtr__nccl_config;
 

@@ -58,16 +58,19 @@ static dtr_status settle(splitting *s, dtr__nccl_comm *c, int code) {
     return code == 0 ? DTR_OK : dtr__nccl_failed(c, NULL, "ncclCommSplit", code);
 }
 
+static int split_off(dtr__nccl_comm *p) {
+    return p->ops->split(p->device, p->handle, p->apart.color, p->apart.key, &p->split,
+                         p->apart.config);
+}
+
 static dtr_status run(splitting *s, int color, int key) {
     dtr__nccl_comm *p = s->parent, *c = s->child;
     const struct dtr__nccl *n = c != NULL ? c->owner : p->owner;
-    if (!dtr__nccl_enter(p)) {
-        return broken(s);
-    }
-    int code =
-        p->ops->split(p->device, p->handle, c != NULL ? color : -1, key, &p->split, &n->config);
-    pthread_mutex_unlock(&p->lock);
+    p->apart.color = c != NULL ? color : -1;
+    p->apart.key = key;
+    p->apart.config = &n->config;
     int busy = p->ops->in_progress;
+    int code = dtr__nccl_make_apart(p, split_off);
     if (code != 0 && code != busy) {
         return dtr__nccl_failed(p, NULL, "ncclCommSplit", code);
     }

@@ -92,18 +92,20 @@ static void fail(const dtr__nccl_comm *c, int code, dtr__nccl_outcome *o) {
              more != NULL ? more : "");
 }
 
+static int add_window(dtr__nccl_comm *c) {
+    const dtr__nccl_apart *a = &c->apart;
+    return DTR_INSIDE_AS("ncclCommWindowRegister",
+                         c->ops->window_add(c->device, c->handle, a->block, a->nbytes, a->window));
+}
+
 /* The peers come with the same block of theirs. */
 static dtr_status make_one(dtr__nccl_agreement *m, void *block, void **window,
                            dtr__nccl_outcome *o) {
     dtr__nccl_comm *c = m->comm;
-    size_t nbytes;
-    (void)dtr__nccl_block_fits(c, block, &nbytes);
-    if (!dtr__nccl_enter(c)) {
-        return dtr__group_broken(m->group);
-    }
-    int code = DTR_INSIDE_AS("ncclCommWindowRegister",
-                             c->ops->window_add(c->device, c->handle, block, nbytes, window));
-    pthread_mutex_unlock(&c->lock);
+    c->apart.block = block;
+    c->apart.window = window;
+    (void)dtr__nccl_block_fits(c, block, &c->apart.nbytes);
+    int code = dtr__nccl_make_apart(c, add_window);
     DTR_TRY(dtr__nccl_agreement_settle(m, &code, o));
     if (o->refused == FAILED) {
         return DTR_OK;

@@ -116,6 +116,7 @@ struct ncclComm {
     _Atomic int aborted;            /* tasks, threads and host calls of this communicator give up */
     _Atomic uint64_t tickets, turn; /* tasks run in the order of their launch, over all streams */
     _Atomic int unfinished;         /* tasks enqueued, not ended */
+    _Atomic int inside;             /* threads in calls that block; its end waits for them */
     _Atomic int graphs;             /* launches kept in graphs that are there */
     uint64_t stream_phase, control_phase, splits, windows;
     pthread_mutex_t lock;
@@ -182,6 +183,8 @@ bool dn_in_window(const struct ncclComm *c, const void *ptr, size_t nbytes);
 
 /* nccl_comm.c: now, late, or at the end of a group, whatever the communicator is. */
 ncclResult_t dn_start(struct ncclComm *c, void *(*fn)(void *), void *arg);
+/* A thread enters (1) or leaves (-1) a call that blocks. */
+void dn_inside(struct ncclComm *c, int more);
 
 /* nccl_group.c: what a group holds back until its end. */
 bool dn_in_group(void);

@@ -120,6 +120,11 @@ ncclResult_t dn_run_late(struct ncclComm *c, void *(*fn)(void *), void *arg) {
     return ncclInProgress;
 }
 
+void dn_inside(struct ncclComm *c, int more) {
+    fake_before(&c->inside);
+    atomic_fetch_add(&c->inside, more);
+}
+
 ncclResult_t dn_start(struct ncclComm *c, void *(*fn)(void *), void *arg) {
     if (dn_in_group()) {
         return dn_group_add_thread(c, fn, arg);
@@ -127,8 +132,11 @@ ncclResult_t dn_start(struct ncclComm *c, void *(*fn)(void *), void *arg) {
     if (!c->blocking) {
         return dn_run_late(c, fn, arg);
     }
+    dn_inside(c, 1);
     fn(arg);
-    return (ncclResult_t)atomic_load(&c->state);
+    ncclResult_t state = (ncclResult_t)atomic_load(&c->state);
+    dn_inside(c, -1);
+    return state;
 }
 
 /* ---- creation ---- */
@@ -185,11 +193,12 @@ static struct ncclComm *comm_new(int nranks, int rank, int32_t pid, uint64_t non
 
 static void comm_free(struct ncclComm *c) {
     join_late(c);
-    for (unsigned turn = 0; atomic_load(&c->unfinished) > 0; turn++) {
+    while (atomic_load(&c->unfinished) > 0 || atomic_load(&c->inside) > 0) {
         struct timespec t = { 0, 100000 };
         nanosleep(&t, NULL);
     }
     fake_after(&c->unfinished);
+    fake_after(&c->inside);
     dn_detach(c);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -211,10 +220,11 @@ static void *init_main(void *arg) {
     return NULL;
 }
 
-/* In a group it waits for the group's end. A blocking failure takes the communicator back. */
+/* In a group it waits for the group's end. A communicator that failed is the caller's to abort, who
+ * may do that from another thread while a blocking call makes it. */
 static ncclResult_t start_init(struct ncclComm *c, ncclComm_t *out, void *(*fn)(void *),
                                void *arg) {
-    *out = c;
+    __atomic_store_n(out, c, __ATOMIC_RELEASE);
     atomic_store(&c->state, ncclInProgress);
     if (dn_in_group()) {
         return dn_group_add_thread(c, fn, arg);
@@ -222,15 +232,12 @@ static ncclResult_t start_init(struct ncclComm *c, ncclComm_t *out, void *(*fn)(
     if (!c->blocking) {
         return dn_run_late(c, fn, arg);
     }
+    dn_inside(c, 1);
     fn(arg);
     int state = ncclInProgress;
     atomic_compare_exchange_strong(&c->state, &state, ncclSuccess);
     state = atomic_load(&c->state);
-    if (state != ncclSuccess) {
-        *out = NULL;
-        list_find(c, true);
-        comm_free(c);
-    }
+    dn_inside(c, -1);
     return (ncclResult_t)state;
 }
 
@@ -408,7 +415,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (!comm->blocking) {
         return dn_run_late(comm, finalize_main, comm);
     }
+    dn_inside(comm, 1);
     finalize_main(comm);
+    dn_inside(comm, -1);
     return ncclSuccess;
 }
 

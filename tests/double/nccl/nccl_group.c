@@ -102,14 +102,18 @@ static ncclResult_t launch_one(struct ncclComm *c) {
         }
     }
     if (dn_blocks_in_call()) {
+        dn_inside(c, 1);
         hang_in_call(c);
+        dn_inside(c, -1);
         free(l);
         return ncclSystemError;
     }
     if (!c->blocking) {
         return dn_run_late(c, launch_late, l);
     }
+    dn_inside(c, 1);
     ncclResult_t r = dn_launch(c, l->calls, l->n);
+    dn_inside(c, -1);
     free(l);
     return r;
 }
