@@ -1,8 +1,9 @@
-# Installation: libraries, headers, CMake package and pkg-config file, all relocatable.
+# Installation: libraries, headers, CMake package and pkg-config file, all relocatable. Components are the packages of
+# packaging/deb: `runtime`, `cuda`, `tools` and `module`; a rule that names none belongs to `development`.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS dtr dtr_static EXPORT dtr-targets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 get_property(layers GLOBAL PROPERTY DTR_LAYERS)
@@ -16,12 +17,12 @@ foreach(tool dtr-info dtr-doctor dtr-bench dtr-ddp-bench dtr-recorder-cost)
   if(TARGET ${tool})
     target_link_libraries(${tool} PRIVATE dtr_hardened)
     set_target_properties(${tool} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   endif()
 endforeach()
 
 # For people: all pages, which link each other, the examples as a project of their own, and the scripts that need no build folder.
-file(GLOB_RECURSE pages RELATIVE "${PROJECT_SOURCE_DIR}" docs/*.md docs/*.svg docs/*.json tests/*.md)
+file(GLOB_RECURSE pages RELATIVE "${PROJECT_SOURCE_DIR}" docs/*.md docs/*.svg docs/*.json tests/*.md packaging/*.md)
 foreach(layer IN LISTS layers)
   file(GLOB_RECURSE of_layer RELATIVE "${PROJECT_SOURCE_DIR}" ${layer}/*.md)
   list(APPEND pages ${of_layer})
@@ -33,10 +34,10 @@ endforeach()
 set(share ${CMAKE_INSTALL_DATADIR}/dtr)
 install(DIRECTORY examples DESTINATION ${share} PATTERN CMakeLists.txt EXCLUDE)
 install(FILES cmake/examples.cmake DESTINATION ${share}/examples RENAME CMakeLists.txt)
-install(PROGRAMS scripts/bench/sweep scripts/bench/plot DESTINATION ${share}/scripts/bench)
-install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py scripts/bench/report.py DESTINATION ${share}/scripts/bench)
-install(DIRECTORY scripts/bench/launch DESTINATION ${share}/scripts/bench USE_SOURCE_PERMISSIONS)
-install(FILES packaging/monitoring/dtr.rules.yml packaging/monitoring/dtr-dashboard.json DESTINATION ${share}/monitoring)
+install(PROGRAMS scripts/bench/sweep scripts/bench/plot DESTINATION ${share}/scripts/bench COMPONENT tools)
+install(FILES scripts/bench/benchlib.py scripts/bench/allocation.py scripts/bench/report.py DESTINATION ${share}/scripts/bench COMPONENT tools)
+install(DIRECTORY scripts/bench/launch DESTINATION ${share}/scripts/bench COMPONENT tools USE_SOURCE_PERMISSIONS)
+install(FILES packaging/monitoring/dtr.rules.yml packaging/monitoring/dtr-dashboard.json DESTINATION ${share}/monitoring COMPONENT tools)
 
 # What the static library needs. In dtr.pc MPI goes by its own pkg-config name where it has one, because dtr/mpi.h needs
 # its headers too; optional packages are plain flags there, since --static would ask for their static libraries.
@@ -81,3 +82,9 @@ list(JOIN pc_libs " " DTR_PC_LIBS)
 string(PREPEND DTR_PC_LIBS "${pc_flags} ")
 configure_file(cmake/dtr.pc.in "${PROJECT_BINARY_DIR}/dtr.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/dtr.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# Module file for Lmod, which finds the prefix in the same way.
+set(DTR_MODULE_FOLDER ${CMAKE_INSTALL_DATADIR}/modulefiles)
+configure_file(packaging/lmod/dtr.lua.in "${PROJECT_BINARY_DIR}/packaging/dtr.lua" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/packaging/dtr.lua" DESTINATION ${DTR_MODULE_FOLDER}/dtr RENAME ${PROJECT_VERSION}.lua COMPONENT module)
+include("${PROJECT_SOURCE_DIR}/packaging/debian/cpack.cmake")

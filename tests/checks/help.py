@@ -10,7 +10,7 @@ from common import ROOT, verdict
 
 NOT_FOR_PEOPLE = {"enter", "torch_gpu.py"}  # started by other scripts
 
-programs = list(sys.argv[1:])
+programs = sys.argv[1:] + [os.path.join(ROOT, "packaging", name) for name in ("deb", "try")]
 for folder, folders, names in os.walk(os.path.join(ROOT, "scripts")):
     folders[:] = sorted(set(folders) - {"launch", "__pycache__"})  # those are templates to be copied
     for name in sorted(set(names) - NOT_FOR_PEOPLE):
