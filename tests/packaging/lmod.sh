@@ -62,7 +62,7 @@ cp "$modules/dtr/$version.lua" elsewhere/dtr
 module unuse "$modules"
 module use "$prefix/elsewhere"
 if module load dtr >away 2>&1; then fail "a copy without an installation was loaded"; fi
-grep 'copied away from its installation' away >/dev/null || fail "says: $(cat away)"
+tr '\n' ' ' <away | grep 'copied away from its installation' >/dev/null || fail "says: $(cat away)"
 sed -i "s|^local prefix = .*|local prefix = \"$prefix\"|" elsewhere/dtr/*.lua
 module load dtr
 [ "$(command -v dtr-info)" = "$prefix/bin/dtr-info" ] || fail "the copy with a folder sets PATH=$PATH"

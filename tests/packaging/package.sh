@@ -67,7 +67,7 @@ mkdir -p "$scratch"
 case $case in
     setup)
         "$root/packaging/deb" --like "$build" --build "$made"
-        for wrong in '--cuda maybe' '--mpi pvm' '--like /nowhere' '--maintainer nobody' '--maintainer' '--colour'; do
+        for wrong in '--cuda maybe' '--mpi pvm' '--like /nowhere' '--maintainer nobody' '--maintainer' '--lint-only' '--colour'; do
             status=0
             read -ra words <<<"$wrong"
             "$root/packaging/deb" --build "$scratch/none" "${words[@]}" 2>"$scratch/message" || status=$?
@@ -78,7 +78,7 @@ case $case in
         done
         ;;
     deb_lintian)
-        "$root/packaging/deb" --like "$build" --build "$made" --lint
+        "$root/packaging/deb" --build "$made" --lint-only
         ;;
     deb_contents)
         rm -rf "$dir"
