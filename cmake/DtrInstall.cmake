@@ -56,6 +56,14 @@ configure_package_config_file(cmake/dtr-config.cmake.in "${PROJECT_BINARY_DIR}/d
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/dtr-config-version.cmake" COMPATIBILITY ${compatibility})
 install(FILES "${PROJECT_BINARY_DIR}/dtr-config.cmake" "${PROJECT_BINARY_DIR}/dtr-config-version.cmake"
   DESTINATION ${package_dir})
+if(TARGET dtr_fortran)
+  # The module where no other compiler looks for it, and its source, from which any can make its own.
+  install(TARGETS dtr_fortran EXPORT dtr-fortran-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES "${PROJECT_BINARY_DIR}/fortran/include/dtr.mod" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${DTR_FORTRAN_MODULES})
+  install(EXPORT dtr-fortran-targets NAMESPACE dtr:: DESTINATION ${package_dir})
+  install(FILES "${PROJECT_BINARY_DIR}/fortran/dtr.f90" DESTINATION ${share}/fortran)
+  install(DIRECTORY bindings/fortran/ DESTINATION ${share}/fortran FILES_MATCHING PATTERN "*.[ch]" PATTERN "README.md")
+endif()
 install(EXPORT dtr-targets NAMESPACE dtr:: DESTINATION ${package_dir})
 
 # pkg-config. The prefix is found from the place of the file itself.
@@ -88,3 +96,7 @@ set(DTR_MODULE_FOLDER ${CMAKE_INSTALL_DATADIR}/modulefiles)
 configure_file(packaging/lmod/dtr.lua.in "${PROJECT_BINARY_DIR}/packaging/dtr.lua" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/packaging/dtr.lua" DESTINATION ${DTR_MODULE_FOLDER}/dtr RENAME ${PROJECT_VERSION}.lua COMPONENT module)
 include("${PROJECT_SOURCE_DIR}/packaging/debian/cpack.cmake")
+if(TARGET dtr_fortran)
+  configure_file(cmake/dtr-fortran.pc.in "${PROJECT_BINARY_DIR}/dtr-fortran.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/dtr-fortran.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

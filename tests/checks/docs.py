@@ -20,8 +20,8 @@ def complain(path, text, at, what):
 
 # ---- names ----
 
-sources = {f: read(f) for f in tree_files(".c", ".h", ".cu", ".py", ".sh", ".cmake", ".def", ".in", "CMakeLists.txt", "CMakePresets.json")
-           if f.startswith(LAYERS + ("tests/", "examples/", "cmake/", "CMake")) and f != "tests/checks/docs.py"}
+sources = {f: read(f) for f in tree_files(".c", ".h", ".cu", ".f90", ".F90", ".py", ".sh", ".cmake", ".def", ".in", "CMakeLists.txt", "CMakePresets.json")
+           if f.startswith(LAYERS + ("tests/", "examples/", "bindings/", "cmake/", "CMake")) and f != "tests/checks/docs.py"}
 for folder, _, names in os.walk(os.path.join(ROOT, "scripts")):
     for name in names:
         path = os.path.relpath(os.path.join(folder, name), ROOT)

@@ -5,7 +5,7 @@ import re
 
 from common import read, tree_files, verdict
 
-CODE = (".c", ".h", ".cu", ".py", ".sh", ".cmake", "CMakeLists.txt")
+CODE = (".c", ".h", ".cu", ".f90", ".F90", ".py", ".sh", ".cmake", "CMakeLists.txt")
 # Put together here so that this file does not contain them.
 WORDS = ["TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK", "not implem" + "ented", "unimplem" + "ented", "st" + "ub",
          "place" + "holder"]

@@ -161,7 +161,7 @@ for path in tree_files():
         for match in [*CODES.finditer(comments), *TWO_LETTERS.finditer(prose)]:
             if not NO_CODES.match(match.group(0)):
                 note(path, text, match.start(), "code of a rule")
-for path in tree_files(*CODE, ".py", ".sh", ".cmake", "CMakeLists.txt"):
+for path in tree_files(*CODE, ".f90", ".F90", ".py", ".sh", ".cmake", "CMakeLists.txt"):
     lines = len(read(path).splitlines())
     if lines > LONGEST:
         lengths[path] = lines

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the library, moves the tree (nothing in it may know where it was), and builds and runs programs against it.
-#   install.sh BUILD_DIR CASE, with CASE setup, bare, people, pkgconfig, pkgconfig-static or a value of CONSUMER in consumer/
-# CC, CXX, MPICC, MPICXX and GENERATOR come from the environment.
+#   install.sh BUILD_DIR CASE, with CASE setup, bare, people, pkgconfig, pkgconfig-static, pkgconfig-fortran, fortran-source or a value
+#   of CONSUMER in consumer/
+# CC, CXX, FC, MPICC, MPICXX and GENERATOR come from the environment.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -31,7 +32,7 @@ run_on_two() { # both ranks must say that they are one of two
 cmake_project() {
     cmake -S "$here/consumer" -B "$dir" -DCONSUMER="$case" -DCMAKE_PREFIX_PATH="$prefix" \
         -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" -DMPI_C_COMPILER="$MPICC" -DMPI_CXX_COMPILER="$MPICXX" -DDTR_SOURCE="$root" \
-        -DDTR_WANTED="$minor" \
+        -DDTR_WANTED="$minor" -DCMAKE_Fortran_COMPILER="$FC" \
         -DCMAKE_BUILD_TYPE= >"$dir.log" 2>&1 || { cat "$dir.log"; fail "configuring failed"; }
 }
 
@@ -62,6 +63,29 @@ case $case in
         "$CC" -std=c11 "${cflags[@]}" "$here/consumer/sum.c" -o "$dir/consumer" "${libs[@]}"
         LD_LIBRARY_PATH=$(pkg-config --variable=libdir dtr) run_on_two "$dir/consumer"
         ;;
+    pkgconfig-fortran)
+        mkdir -p "$dir"
+        PKG_CONFIG_PATH=$(library_folder)
+        export PKG_CONFIG_PATH
+        read -ra flags <<<"$(pkg-config --cflags --libs dtr-fortran)"
+        "$FC" "$here/consumer/sum.f90" -o "$dir/consumer" "${flags[@]}" -Wl,-rpath,"$(pkg-config --variable=libdir dtr)"
+        run_on_two "$dir/consumer"
+        ;;
+    fortran-source)
+        # As bindings/fortran/README.md says for another compiler, which here is the same one.
+        mkdir -p "$dir"
+        cd "$dir"
+        PKG_CONFIG_PATH=$(library_folder)
+        export PKG_CONFIG_PATH
+        read -ra cflags <<<"$(pkg-config --cflags dtr)"
+        read -ra libs <<<"$(pkg-config --libs dtr)"
+        "$FC" -c "$prefix/share/dtr/fortran/dtr.f90"
+        "$MPICC" -c -D_GNU_SOURCE "${cflags[@]}" -I"$(dirname "$("$FC" -print-file-name=include/ISO_Fortran_binding.h)")" \
+            "$prefix"/share/dtr/fortran/dtr_fortran*.c
+        ar rcs libdtr_fortran.a ./*.o
+        "$FC" "$here/consumer/sum.f90" libdtr_fortran.a -o consumer "${libs[@]}" -Wl,-rpath,"$(pkg-config --variable=libdir dtr)"
+        run_on_two ./consumer
+        ;;
     pkgconfig-static)
         mkdir -p "$dir"
         PKG_CONFIG_PATH=$(library_folder)
@@ -77,13 +101,13 @@ case $case in
         # Libraries are hidden with pkg-config's folders; -O0 because nothing is measured.
         export PKG_CONFIG_LIBDIR=/nonexistent
         cmake --preset release -S "$root" -B "$dir" -G "$GENERATOR" -DCMAKE_C_COMPILER="$CC" \
-            -DMPI_C_COMPILER="$MPICC" -DDTR_CXX= -DDTR_CUDA=OFF -DDTR_DLPACK=OFF -DCMAKE_DISABLE_FIND_PACKAGE_Doxygen=ON \
+            -DMPI_C_COMPILER="$MPICC" -DDTR_CXX= -DDTR_CUDA=OFF -DDTR_FORTRAN=OFF -DDTR_DLPACK=OFF -DCMAKE_DISABLE_FIND_PACKAGE_Doxygen=ON \
             -DCMAKE_C_FLAGS_RELWITHDEBINFO=-O0 >"$dir.log" 2>&1 || { cat "$dir.log"; fail "configuring failed"; }
         cmake --build "$dir" --parallel 2 >>"$dir.log" 2>&1 || { cat "$dir.log"; fail "building failed"; }
         cmake --install "$dir" --prefix "$dir/prefix" >>"$dir.log"
         "$dir/prefix/bin/dtr-info" >"$dir.info"
         for lost in 'hwloc +not found: no binding of the progress thread' 'jansson +not found: no safetensors files or checkpoints' \
-            'openblas +not found: no fast matrix products' 'CUDA +off: no buffers in device memory' 'doxygen +not found: ' \
+            'openblas +not found: no fast matrix products' 'CUDA +off: no buffers in device memory' 'Fortran +off: no module' 'doxygen +not found: ' \
             'dlpack +off: no exchange' 'matplotlib +(not found: no pictures|[0-9]+\.)'; do
             grep -Eq -- "-- +$lost" "$dir.log" || fail "the summary lacks: $lost"
             grep -Eq "^ +$lost" "$dir.info" || fail "dtr-info lacks: $lost"

@@ -14,7 +14,7 @@
 DTR_BEGIN_DECLS
 
 /** Note file (a string that lives for ever, as `__FILE__` does) and line for this thread's next
- * operation; NULL: know it by its return address.
+ * operation; line 0: the file alone; NULL: know it by its return address.
  *  @collective no  @blocking no  @gpu no  @errors none  @since 0.1 */
 DTR_API void dtr_call_site(const char *file, int line);
 
