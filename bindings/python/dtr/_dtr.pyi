@@ -1,0 +1,5 @@
+"""The C interface itself, as cffi gives it; made by build_dtr.py."""
+from typing import Any
+
+ffi: Any
+lib: Any
