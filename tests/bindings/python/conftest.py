@@ -1,8 +1,23 @@
 """Every rank runs the same tests. Each has a group of its own, which a rank whose test fails aborts, so that the others fail at
 once and all go on with the next test together."""
+import importlib.util
+import re
+import subprocess
+
 import pytest
 
 import dtr
+
+
+def why_no_mpi4py():
+    """Why tests of mpi4py are left out, or None. Importing one of another MPI would be two of them in one process."""
+    try:
+        theirs = importlib.util.find_spec("mpi4py.MPI")
+    except ImportError:
+        return "mpi4py is not installed"
+    used = [set(re.findall(r"libmpi\w*\.so", subprocess.run(["ldd", file], capture_output=True, text=True).stdout))
+            for file in (theirs.origin, dtr._dtr.__file__)]
+    return None if used[0] & used[1] else "mpi4py uses %s, the library %s" % tuple(" ".join(names) for names in used)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,19 +22,20 @@ case $case in
     install)
         rm -rf "$scratch/venv" "$scratch/package"
         "$python" -m venv --system-site-packages "$scratch/venv"
-        cp -r "$root/bindings/python" "$scratch/package" # pip builds where the sources are
+        cp -r "$prefix/share/dtr/python" "$scratch/package" # bindings/python as installed; pip builds where the sources are
         pip=("$scratch/venv/bin/python" -m pip --disable-pip-version-check install --no-build-isolation --no-deps --no-index)
         # Without the library it says so, and how to name it.
-        if PKG_CONFIG_PATH='' PKG_CONFIG_LIBDIR=/nonexistent "${pip[@]}" "$scratch/package" >"$scratch/refused.log" 2>&1; then
-            fail "it was installed without the library"
-        fi
-        grep -F 'dtr: the C library was not found by pkg-config' "$scratch/refused.log" >/dev/null ||
-            { cat "$scratch/refused.log"; fail "no message of the library that is not there"; }
-        if DTR_PREFIX=/nonexistent "${pip[@]}" "$scratch/package" >"$scratch/refused.log" 2>&1; then
-            fail "it was installed with a DTR_PREFIX that is none"
-        fi
-        grep -F 'not found below DTR_PREFIX=/nonexistent' "$scratch/refused.log" >/dev/null ||
-            { cat "$scratch/refused.log"; fail "no message of the prefix that is not there"; }
+        cd "$scratch/package"
+        refused() { # refused TEXT VARIABLE=VALUE...
+            if env "${@:2}" "$scratch/venv/bin/python" setup.py --version >"$scratch/refused.log" 2>&1; then
+                fail "it was built without the library"
+            fi
+            grep -F "dtr: the C library was not found $1" "$scratch/refused.log" >/dev/null ||
+                { cat "$scratch/refused.log"; fail "no message that the library is not there"; }
+        }
+        refused "by pkg-config" PKG_CONFIG_PATH= PKG_CONFIG_LIBDIR=/nonexistent
+        refused "below DTR_PREFIX=/nonexistent" DTR_PREFIX=/nonexistent
+        cd "$scratch"
         DTR_PREFIX=$prefix "${pip[@]}" "$scratch/package" >"$scratch/install.log" 2>&1 ||
             { cat "$scratch/install.log"; fail "pip failed"; }
         version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")

@@ -118,14 +118,16 @@ def test_errors_name_the_parameter_and_the_rank(group):
 def test_exception_in_backward_ends_the_others(group, local):
     error, text = (ZeroDivisionError, "") if group.rank == 0 else (dtr.AbortedError, "destroyed in an open backward pass")
     with pytest.raises(error, match=text):
-        with dtr.DDP(group, {"a": np.zeros(1)}) as ddp:
+        with dtr.DDP(group, {"a": np.zeros(1), "b": np.zeros(1)}, bucket_bytes=8, first_bucket_bytes=8) as ddp:
             if local:
                 with ddp.no_sync(), ddp.backward():
                     if group.rank == 0:
                         1 / 0
+                    ddp.grad_ready("b")
                     ddp.grad_ready("a")
             with ddp.backward():
                 if group.rank == 0:
                     1 / 0
+                ddp.grad_ready("b")
                 ddp.grad_ready("a")
     assert ddp.closed

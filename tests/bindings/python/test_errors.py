@@ -108,6 +108,7 @@ def test_closed_in_any_order():
     peer = world.peer(shared, (world.local_rank + 1) % world.local_size)
     work = part.allreduce(x, async_=True)
     unfinished = part.recv(x, part.rank, async_=True, timeout=0.3)
+    part.allreduce(np.ones(3), async_=True)  # nobody has the work
     module = dtr.DDP(part, [x])
     world.close()
     world.close()
@@ -121,6 +122,7 @@ def test_closed_in_any_order():
             call()
     part.close()
     module.close()
+    assert not world._works  # nothing is kept for what has ended
     assert "closed" in repr(world) and "closed" in repr(part)
 
 

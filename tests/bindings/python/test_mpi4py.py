@@ -3,14 +3,11 @@ import numpy as np
 import pytest
 
 import dtr
+from conftest import why_no_mpi4py
 
-MPI = pytest.importorskip("mpi4py.MPI")
-
-
-@pytest.fixture(autouse=True)
-def same_mpi():
-    if not any(name == MPI.get_vendor()[0] and name in dtr.version_text() for name in ("Open MPI", "MPICH")):
-        pytest.skip("mpi4py is built with %s, the library with another MPI" % MPI.get_vendor()[0])
+if why_no_mpi4py() is not None:
+    pytest.skip(why_no_mpi4py(), allow_module_level=True)
+from mpi4py import MPI  # noqa: E402
 
 
 def test_world_of_a_communicator(world):
