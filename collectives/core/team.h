@@ -173,6 +173,9 @@ typedef struct dtr__failure_ops {
     void (*notify_broken)(dtr_group *g, dtr_status s);
     void (*notify_nan)(dtr_group *g);
     dtr_status (*find_mismatch)(const dtr_work *w);
+    /* False while other nodes are asked who has come to a work since then: call it again before
+     * anybody is named. True within about a second. */
+    bool (*ask_missing)(const dtr_group *g, const dtr_work *w, int64_t since_ns);
     const char *(*name_missing)(const dtr_group *g, const dtr_work *w, char *text, size_t cap);
     void (*poll)(dtr_world *world, dtr__queue *called);
     void (*visit)(dtr_world *world);

@@ -190,6 +190,12 @@ static const char *say_waits_for(dtr_group *g, dtr_work *w, bool locked, char *t
     return text;
 }
 
+/* Whether it is known who is missing, as far as it can be; another rank may come meanwhile. */
+static bool knows_missing(const dtr_work *w) {
+    const double deadline = atomic_load_explicit(&w->limit.deadline, memory_order_relaxed);
+    return dtr__failure_of(w->world)->ask_missing(w->group, w, dtr__monotonic_at(deadline));
+}
+
 static void expire(dtr_group *g, dtr_work *w, bool locked, dtr__queue *called) {
     char title[256], site[128], why[1024], who[1400];
     dtr__error_context ctx = dtr__work_context(w);
@@ -226,7 +232,7 @@ static void look_at_clock(dtr_group *g, dtr__queue *called) {
     dtr__queue *lists[] = { &g->engine->collectives, &g->engine->p2p };
     for (int i = 0; i < 2; i++) {
         for (dtr_work *w = lists[i]->head; w != NULL; w = w->run.next) {
-            if (dtr__work_expired(w, now)) {
+            if (dtr__work_expired(w, now) && knows_missing(w)) {
                 g->engine->next_deadline = now; /* look at the others next time */
                 if (!w->started || !step(g, w, called) || w->run.linked) {
                     expire(g, w, true, called);
@@ -240,11 +246,14 @@ static void look_at_clock(dtr_group *g, dtr__queue *called) {
     g->engine->next_deadline = next;
 }
 
-void dtr__work_expire(dtr_work *w) {
+bool dtr__work_expire(dtr_work *w) {
     dtr_group *g = w->group;
     dtr__queue called = { NULL, NULL };
     bool locked = false;
     dtr__backoff backoff = { 0 };
+    if (!knows_missing(w)) {
+        return false;
+    }
     const double end = dtr__now() + LAST_LOOK_S; /* who has the lock may have lost its core */
     while (!(locked = dtr__progress_lock_try(g->engine->progress)) && dtr__now() < end) {
         dtr__backoff_pause(g->world, &backoff);
@@ -261,6 +270,7 @@ void dtr__work_expire(dtr_work *w) {
     }
     dtr__callbacks_run(&called);
     dtr__failure_of(g->world)->visit(g->world);
+    return true;
 }
 
 /* ---- progress; progress lock held ---- */

@@ -107,8 +107,9 @@ bool dtr__group_pass(dtr_group *g, dtr__queue *called);
 bool dtr__group_try_pass(dtr_group *g);
 int dtr__group_poll(dtr__poller *poller); /* the progress thread's way in */
 /* Poll a work whose limit has passed a last time; unless it has ended, fail it and the group with
- * it. Progress lock not held. */
-void dtr__work_expire(dtr_work *w);
+ * it. False: not yet, because other nodes are being asked who is missing; wait, and call it again.
+ * Progress lock not held. */
+bool dtr__work_expire(dtr_work *w);
 static inline bool dtr__work_expired(const dtr_work *w, double now) {
     return now >= atomic_load_explicit(&w->limit.deadline, memory_order_relaxed) &&
            !atomic_load_explicit(&w->ended, memory_order_acquire);

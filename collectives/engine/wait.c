@@ -84,9 +84,10 @@ void dtr__work_block_among(dtr_work *w, dtr_work *const *others, size_t n_others
             help_others(g->world, others, n_others);
         }
         if ((n > 64 * WAITS_WITHOUT_CLOCK || n % WAITS_WITHOUT_CLOCK == 0) &&
-            dtr__work_expired(w, dtr__now())) {
-            dtr__work_expire(w);
-        } else if (moved) {
+            dtr__work_expired(w, dtr__now()) && dtr__work_expire(w)) {
+            continue;
+        }
+        if (moved) {
             backoff = (dtr__backoff){ 0 };
         } else {
             if (n % WAITS_WITHOUT_CLOCK == 0) {
@@ -276,7 +277,7 @@ static void look_at_limits(const several *any) {
             dtr__work_set_limit(w, any->timeout_s, any->began);
         }
         if (dtr__work_expired(w, now)) {
-            dtr__work_expire(w);
+            (void)dtr__work_expire(w);
         }
     }
 }

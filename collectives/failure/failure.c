@@ -178,6 +178,7 @@ const dtr__failure_ops dtr__failure_functions = { .break_with = dtr__group_break
                                                   .notify_broken = dtr__notify_broken,
                                                   .notify_nan = dtr__notify_nan,
                                                   .find_mismatch = dtr__find_mismatch,
+                                                  .ask_missing = dtr__ask_missing,
                                                   .name_missing = dtr__name_missing,
                                                   .poll = dtr__notifier_poll,
                                                   .visit = dtr__notifier_visit,

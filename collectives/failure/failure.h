@@ -15,6 +15,7 @@ typedef struct dtr__group_failure {
     _Atomic int failed_peer;  /* world rank + 1 of the member whose failure broke it, 0: none */
     _Atomic int notified;     /* the other members know that it is broken, or notified this rank */
     _Atomic int nan_notified; /* they know that this rank gave NaN */
+    _Atomic int64_t ask_ns;   /* evidence of who is missing: not to be looked at again before */
     struct {
         uint64_t warned, agreed; /* newest operation reported as slow; collective all agree on */
         int64_t look_ns,

@@ -1,6 +1,6 @@
 /* What becomes of groups when a rank fails, and what the message of a timeout reports of the
  * missing ranks. All of it is read from the recordings of the node's ranks and from what other
- * nodes report: no rank is asked, as it may be stuck. */
+ * nodes report: no rank is asked, as it may be stuck, but the watchdogs of its node are. */
 #include "failure/peer_failure.h"
 #include "core/op.h"
 
@@ -121,6 +121,37 @@ static int64_t issued(const dtr_group *g, const dtr_work *w) {
     }
     dtr__recording_free(r);
     return at;
+}
+
+/* An old report that says it has come is enough. */
+static bool ask(const dtr_group *g, int member, const dtr_work *w, int64_t since_ns) {
+    const int r = g->world_ranks[member];
+    uint64_t seq = 0;
+    if (g->world->node_of[r] == g->world->node ||
+        (!dtr__kind_is_p2p(w->call.kind) && dtr__peer_entered(g->world, r, g->uid, 0, &seq) &&
+         seq >= w->seq)) {
+        return true;
+    }
+    return dtr__control_ask(g->world, r, since_ns);
+}
+
+bool dtr__ask_missing(const dtr_group *g, const dtr_work *w, int64_t since_ns) {
+    enum { LOOK_EVERY_NS = 5000000 };
+    const bool p2p = dtr__kind_is_p2p(w->call.kind);
+    const int first = p2p ? w->call.root : 0, last = p2p ? w->call.root : g->size - 1;
+    const int64_t now = dtr__now_ns();
+    bool known = true;
+    if (!dtr__control_serves(g->world)) {
+        return true;
+    }
+    if (now < atomic_load(&g->failure->ask_ns)) {
+        return false;
+    }
+    for (int i = first; i <= last && i >= 0 && i < g->size; i++) {
+        known = ask(g, i, w, since_ns) && known;
+    }
+    atomic_store(&g->failure->ask_ns, known ? 0 : now + LOOK_EVERY_NS);
+    return known;
 }
 
 const char *dtr__name_missing(const dtr_group *g, const dtr_work *w, char *text, size_t cap) {

@@ -83,6 +83,9 @@ static void look_for_slow(dtr_group *g, int64_t now, sayings *s) {
     if ((double)(now - like.call.issued_ns - hidden_ns) < warn_s * 1e9) {
         return;
     }
+    if (!dtr__ask_missing(g, &like, like.call.issued_ns + hidden_ns + (int64_t)(warn_s * 1e9))) {
+        return; /* the next round says it */
+    }
     double limit_s = atomic_load(&like.limit.seconds);
     if (limit_s < 1e9) {
         snprintf(limit, sizeof limit, "its limit is %g s", limit_s);

@@ -105,15 +105,18 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
     size_t n = (size_t)world->size, local = (size_t)world->local_size;
     c->offer = calloc(n, sizeof *c->offer);
     c->boards = calloc(local, sizeof *c->boards);
-    c->read = calloc(local, sizeof *c->read);
+    c->read = calloc(2 * local, sizeof *c->read);
+    c->asked = c->read != NULL ? c->read + local : NULL;
+    c->asked_ns = calloc(n, sizeof *c->asked_ns);
     c->sent_votes = calloc(local * DTR__VOTE_ENTRIES, sizeof *c->sent_votes);
     c->node = calloc((size_t)world->node_count, sizeof *c->node);
     c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
     c->known = calloc(n, sizeof *c->known);
     c->refused = calloc(2 * n, sizeof *c->refused);
     c->gone = c->refused != NULL ? c->refused + n : NULL;
-    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->sent_votes == NULL ||
-        c->node == NULL || c->suspect_ns == NULL || c->known == NULL || c->refused == NULL) {
+    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->asked_ns == NULL ||
+        c->sent_votes == NULL || c->node == NULL || c->suspect_ns == NULL || c->known == NULL ||
+        c->refused == NULL) {
         return false;
     }
     for (int r = world->size - 1; r >= 0; r--) {
@@ -125,11 +128,14 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
 
 /* Collective over the node: where all have a board that the others can see, they share them. */
 static int share_boards(dtr_world *world, dtr__control *c) {
-    size_t nbytes = dtr__board_bytes(world->size);
+    size_t nbytes = dtr__board_bytes(world->size, world->node_count);
     void *each[world->local_size];
     int code = MPI_SUCCESS;
     c->alone = !dtr__arena_share(world, nbytes, each, &code);
     c->board = c->alone ? calloc(1, nbytes) : each[world->local_rank];
+    if (c->board != NULL) {
+        dtr__board_init(c->board, world->size, world->node_count);
+    }
     for (int i = 0; i < world->local_size && !c->alone; i++) {
         c->boards[i] = i != world->local_rank ? each[i] : NULL;
     }
@@ -237,6 +243,8 @@ void dtr__control_close(dtr_world *world) {
     free(c->offer);
     free((void *)c->boards);
     free(c->read);
+    free(c->asked_ns);
+    free(c->question);
     free(c->sent_votes);
     free(c->node);
     free(c->suspect_ns);
@@ -278,10 +286,6 @@ bool dtr__control_report_of(const dtr_world *world, int world_rank, dtr__rank_re
         }
     }
     return found;
-}
-
-bool dtr__control_old(const dtr_world *world, const dtr__rank_report *d) {
-    return dtr__now_ns() - d->seen_ns > 2 * dtr__control_silent_ns(world->control.plane);
 }
 
 bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid) {

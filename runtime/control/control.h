@@ -16,8 +16,10 @@ enum {
 
 /* What a rank does, as its node has reported it. Sent as it is: no pointers, whole words. */
 typedef struct dtr__rank_report {
-    int64_t seen_ns; /* when it came, on this host's clock */
-    int32_t rank;    /* of the world */
+    int64_t seen_ns;  /* when it came, on this host's clock */
+    int64_t fresh_ns; /* it was made after this moment of this host's clock, when its node was asked
+                       * for one; 0: that is not known */
+    int32_t rank;     /* of the world */
     uint32_t n_groups;
     uint64_t in_uid, in_seq; /* group and number of what it is inside or gave up; 0: nothing */
     uint64_t in_over;        /* 1: it gave it up */
@@ -55,8 +57,13 @@ bool dtr__control_serves(const dtr_world *world); /* there is one, and its threa
 void dtr__control_wake(const dtr_world *world);   /* there is something to report */
 /* The newest report of a rank of another node; false: none. */
 bool dtr__control_report_of(const dtr_world *world, int world_rank, dtr__rank_report *out);
-bool dtr__control_old(const dtr_world *world,
-                      const dtr__rank_report *d); /* newer ones are missing */
+/* Its node is silent, or has been asked for a newer one in vain. */
+bool dtr__control_old(const dtr_world *world, const dtr__rank_report *d);
+/* It has come too long ago to be said without that: from every node one comes only now and then. */
+bool dtr__control_aged(const dtr_world *world, const dtr__rank_report *d);
+/* Asks the node of a rank for a report that is newer than `since_ns`, once, and never waits. True:
+ * it has come, or none will; within about a second. */
+bool dtr__control_ask(const dtr_world *world, int world_rank, int64_t since_ns);
 /* Host and process of any rank; false: not known. */
 bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid);
 
@@ -66,7 +73,8 @@ bool dtr__rank_report_make(const dtr_world *world, int world_rank, dtr__rank_rep
 
 /* One per rank of a node, in zeroed memory that the node shares: written by its owner only. */
 typedef struct dtr__board dtr__board;
-size_t dtr__board_bytes(int n_ranks);
+size_t dtr__board_bytes(int n_ranks, int n_nodes);
+void dtr__board_init(dtr__board *b, int n_ranks, int n_nodes);
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__rank_report *d);
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d);
 /* The first counts. */
@@ -74,5 +82,12 @@ void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, co
 /* NULL: none. */
 const char *dtr__board_failure(const dtr__board *b, int world_rank, dtr_status *status);
 uint32_t dtr__board_failures(const dtr__board *b); /* how many */
+/* What the owner's own threads want: a report of the rank that is made later than this. */
+void dtr__board_want(dtr__board *b, int world_rank, int64_t ns);
+int64_t dtr__board_wanted(const dtr__board *b, int world_rank); /* 0: nothing */
+uint32_t dtr__board_wants(const dtr__board *b);                 /* how many times */
+/* When the owner has last received anything from that node; 0: never. */
+void dtr__board_put_received(dtr__board *b, int node, int64_t ns);
+int64_t dtr__board_received(const dtr__board *b, int node);
 
 #endif /* DTR_RT_CONTROL_H */

@@ -59,6 +59,12 @@ typedef struct early_record {
     int64_t until_ns;
 } early_record;
 
+/* Of another node, for a report that is made after it has come. */
+typedef struct question {
+    dtr__link *from;
+    dtr__wire_ask ask;
+} question;
+
 /* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
 struct dtr__control {
     offer *offer; /* [world size] */
@@ -73,11 +79,16 @@ struct dtr__control {
     int64_t period_ns, beat_ns; /* beat: the next one */
     int64_t round_ns;           /* the last one */
     double silence_s;
-    _Atomic bool ended;  /* all ranks have agreed to end the world */
-    bool alone;          /* the node shares no memory: each of its ranks acts for itself */
-    dtr__board *board;   /* own, of dtr__arena_alloc unless alone; see control/report.c */
-    dtr__board **boards; /* [local size], NULL: not to be seen */
-    uint32_t *read;      /* [local size] failures of that board that have been passed on */
+    _Atomic bool ended;   /* all ranks have agreed to end the world */
+    bool alone;           /* the node shares no memory: each of its ranks acts for itself */
+    dtr__board *board;    /* own, of dtr__arena_alloc unless alone; see control/report.c */
+    dtr__board **boards;  /* [local size], NULL: not to be seen */
+    uint32_t *read;       /* [local size] failures of that board that have been passed on */
+    uint32_t *asked;      /* [local size] wants of that board that have been passed on */
+    int64_t *asked_ns;    /* [world size] the newest question that has been sent; 0: none */
+    int64_t ask_until_ns; /* there was no connection for one of them; 0: there was */
+    question *question;   /* of this round [n_questions] */
+    size_t n_questions, cap_questions;
     char dump[DTR__WIRE_DUMP_TEXT]; /* why this rank has asked other nodes for dumps; "": it has not
                                      */
     dtr__link *links;
@@ -128,6 +139,11 @@ bool dtr__control_is_listening(const dtr__link *l);
 void dtr__control_dial_failed(dtr_world *world, const dtr__link *l, int code, int64_t now);
 void dtr__control_forget_tries(node *n); /* the next one is dialed from its first address on */
 void dtr__control_dial_nodes(dtr_world *world, dtr__control *c, int64_t now);
+
+/* ---- control/control_ask.c ---- */
+void dtr__control_send_asks(const dtr_world *world, dtr__control *c, int64_t now);
+void dtr__control_take_ask(const dtr_world *world, dtr__link *l, const void *data, size_t nbytes);
+void dtr__control_answer(const dtr_world *world, dtr__control *c);
 
 /* ---- control/control_propagate.c ---- */
 void dtr__control_propagate_votes(dtr_world *world, dtr__control *c);

@@ -115,6 +115,16 @@ static void read_boards(dtr_world *world, dtr__control *c) {
     }
 }
 
+/* For the other ranks of this node, and for this one's other threads. */
+static void note_received(const dtr_world *world, dtr__control *c) {
+    for (const dtr__link *l = c->links; l != NULL; l = l->next) {
+        const int at = l->rank >= 0 ? world->node_of[l->rank] : -1;
+        if (l->greeted && l->received_ns > dtr__board_received(c->board, at)) {
+            dtr__board_put_received(c->board, at, l->received_ns);
+        }
+    }
+}
+
 /* ---- messages ---- */
 
 static void say_leave(dtr__link *l, dtr__wire_leave how) {
@@ -170,7 +180,8 @@ static void welcome(dtr_world *world, dtr__link *l) {
 }
 
 static void take_digest(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
-    dtr__rank_report d;
+    dtr__control *c = world->control.plane;
+    dtr__rank_report d, before;
     if (nbytes != sizeof d) {
         return;
     }
@@ -178,7 +189,10 @@ static void take_digest(dtr_world *world, const dtr__link *l, const void *data, 
     if (dtr__control_theirs(world, l, d.rank) && d.n_groups <= DTR__REPORT_GROUPS) {
         d.seen_ns = l->received_ns;
         d.doing[sizeof d.doing - 1] = '\0';
-        dtr__board_put(world->control.plane->board, d.rank, &d);
+        if (dtr__board_get(c->board, d.rank, &before) && before.fresh_ns > d.fresh_ns) {
+            d.fresh_ns = before.fresh_ns; /* messages of a connection come in their order */
+        }
+        dtr__board_put(c->board, d.rank, &d);
     }
 }
 
@@ -221,6 +235,8 @@ static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
         dtr__rec_remote_failure(world, data);
     } else if (kind == DTR__WIRE_VOTE) {
         dtr__control_receive_vote(world, l, data, nbytes);
+    } else if (kind == DTR__WIRE_ASK) {
+        dtr__control_take_ask(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_LEAVE) {
         take_leave(world->control.plane, l, data, nbytes);
     }
@@ -411,10 +427,13 @@ void dtr__control_round(dtr_world *world, dtr__control_rank_failed rank_failed) 
     atomic_store(&c->serves, true);
     leave_out_stop(world, c, dtr__now_ns());
     handle_events(world, c);
+    dtr__control_answer(world, c);
     int64_t now = dtr__now_ns();
     sweep(world, c, now);
     dtr__control_end_rest(c, now);
     read_boards(world, c);
+    note_received(world, c);
+    dtr__control_send_asks(world, c, now);
     dtr__control_dial_nodes(world, c, now);
     judge_suspects(world, c, now);
     dtr__control_propagate_votes(world, c);

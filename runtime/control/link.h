@@ -18,6 +18,7 @@ typedef enum dtr__wire_kind {
     DTR__WIRE_RANK_FAILURE, /* failure: of a rank of the sender's node */
     DTR__WIRE_DUMP,         /* text, ends in 0: what broke a group on the sender's node */
     DTR__WIRE_VOTE,         /* dtr__vote as far as its text goes: of a rank of the sender's node */
+    DTR__WIRE_ASK,          /* ask: for a report of a rank of the receiver's node */
     DTR__WIRE_LEAVE,        /* uint64_t, a dtr__wire_leave: the sender closes the connection */
 } dtr__wire_kind;
 
@@ -44,6 +45,11 @@ typedef struct dtr__wire_rank_failure {
     int32_t rank, status; /* DTR_ERR_REMOTE; DTR_ERR_TIMEOUT: it lives but does not move */
     char text[DTR__RANK_FAILURE_TEXT + 4];
 } dtr__wire_rank_failure;
+
+typedef struct dtr__wire_ask {
+    int64_t asked_ns; /* on the sender's clock; comes back as fresh_ns */
+    int32_t rank, unused;
+} dtr__wire_ask;
 
 enum { DTR__WIRE_DUMP_TEXT = 256 };
 enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };

@@ -383,7 +383,7 @@ const char *dtr__peer_doing(const dtr_world *world, int world_rank, char *text, 
     if (r != NULL) {
         dtr__recording_doing(r, dtr__now_ns(), text, cap);
     } else if (dtr__control_report_of(world, world_rank, &d)) {
-        if (dtr__control_old(world, &d)) {
+        if (dtr__control_aged(world, &d)) {
             snprintf(text, cap, "no report of it has come since %.1f s; the last was: %s",
                      (double)(dtr__now_ns() - d.seen_ns) * 1e-9, d.doing);
         } else {

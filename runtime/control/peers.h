@@ -24,7 +24,7 @@ const char *dtr__peer_doing(const dtr_world *world, int world_rank, char *text, 
 const char *dtr__peer_name(const dtr_world *world, int world_rank, char *text, size_t cap);
 /* Newest collective number of the group with this uid that the rank has entered; false when it
  * cannot be seen, its recording is too short to say, or the newest report of its node is older than
- * `since_ns` although others keep coming. */
+ * `since_ns` although its node is not silent. */
 bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_uid, int64_t since_ns,
                        uint64_t *seq);
 /* Group and number of the collective that the rank is inside; false: none, or not known. */

@@ -18,25 +18,38 @@ typedef struct entry {
     char failure[DTR__RANK_FAILURE_TEXT];
 } entry;
 
-/* Zeroed at first. */
+/* Zeroed at first. Who has written nothing has counts of 0, and then nobody touches the rest: the
+ * kernel gives it no memory before. */
 struct dtr__board {
-    _Atomic uint32_t failures;
-    entry entry[]; /* by world rank */
+    _Atomic uint32_t failures, reports, wants;
+    int32_t n_ranks, n_nodes; /* constant; written before any of these counts */
+    _Atomic int64_t time[];   /* wanted [n_ranks], received [n_nodes]; then entry [n_ranks] */
 };
 
-size_t dtr__board_bytes(int n_ranks) {
-    return sizeof(dtr__board) + sizeof(entry) * (size_t)n_ranks;
+size_t dtr__board_bytes(int n_ranks, int n_nodes) {
+    return sizeof(dtr__board) + sizeof(int64_t) * ((size_t)n_ranks + (size_t)n_nodes) +
+           sizeof(entry) * (size_t)n_ranks;
+}
+
+void dtr__board_init(dtr__board *b, int n_ranks, int n_nodes) {
+    b->n_ranks = n_ranks;
+    b->n_nodes = n_nodes;
+}
+
+static entry *entry_of(const dtr__board *b, int world_rank) {
+    return (entry *)&((dtr__board *)b)->time[b->n_ranks + b->n_nodes] + world_rank;
 }
 
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__rank_report *d) {
-    entry *e = &b->entry[world_rank];
+    entry *e = entry_of(b, world_rank);
     dtr__seqlock_write(&e->version, e->word, d, WORDS);
+    atomic_store(&b->reports, 1);
 }
 
 /* A writer that was stopped in the middle leaves the entry odd: then there is no report here. */
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d) {
-    const entry *e = &b->entry[world_rank];
-    bool found = dtr__seqlock_read(&e->version, e->word, d, WORDS);
+    const entry *e = atomic_load(&b->reports) != 0 ? entry_of(b, world_rank) : NULL;
+    bool found = e != NULL && dtr__seqlock_read(&e->version, e->word, d, WORDS);
     if (found) {
         d->doing[sizeof d->doing - 1] = '\0';
         d->called.site[sizeof d->called.site - 1] = '\0';
@@ -49,7 +62,7 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d) {
 }
 
 void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, const char *text) {
-    entry *e = &b->entry[world_rank];
+    entry *e = entry_of(b, world_rank);
     if (atomic_load(&e->dead) == 0) {
         snprintf(e->failure, sizeof e->failure, "%s", text);
         atomic_store(&e->dead, (int32_t)status);
@@ -58,13 +71,37 @@ void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, co
 }
 
 const char *dtr__board_failure(const dtr__board *b, int world_rank, dtr_status *status) {
-    const entry *e = &b->entry[world_rank];
-    *status = (dtr_status)atomic_load(&e->dead);
+    const entry *e = atomic_load(&b->failures) != 0 ? entry_of(b, world_rank) : NULL;
+    *status = e != NULL ? (dtr_status)atomic_load(&e->dead) : DTR_OK;
     return *status != DTR_OK ? e->failure : NULL;
 }
 
 uint32_t dtr__board_failures(const dtr__board *b) {
     return atomic_load(&b->failures);
+}
+
+void dtr__board_want(dtr__board *b, int world_rank, int64_t ns) {
+    int64_t had = atomic_load(&b->time[world_rank]);
+    while (had < ns && !atomic_compare_exchange_weak(&b->time[world_rank], &had, ns)) {
+    }
+    atomic_fetch_add(&b->wants, 1);
+}
+
+int64_t dtr__board_wanted(const dtr__board *b, int world_rank) {
+    return atomic_load(&b->wants) != 0 ? atomic_load(&b->time[world_rank]) : 0;
+}
+
+uint32_t dtr__board_wants(const dtr__board *b) {
+    return atomic_load(&b->wants);
+}
+
+void dtr__board_put_received(dtr__board *b, int node, int64_t ns) {
+    atomic_store(&b->time[b->n_ranks + node], ns);
+    atomic_store(&b->reports, 1);
+}
+
+int64_t dtr__board_received(const dtr__board *b, int node) {
+    return atomic_load(&b->reports) != 0 ? atomic_load(&b->time[b->n_ranks + node]) : 0;
 }
 
 /* ---- making ---- */

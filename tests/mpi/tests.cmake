@@ -125,6 +125,9 @@ dtr_add_mpi_run(control_lo TARGET test_control WAITS NPROCS 3 ENVIRONMENT DTR_NO
 foreach(call accept4 send dtr__proof_has_hmac)
   target_link_options(test_control PRIVATE -Wl,--wrap=${call})
 endforeach()
+# Reports that come rarely, as where there are many nodes.
+dtr_add_mpi_test(reports SOURCES mpi/reports.c NPROCS 3 4 ENVIRONMENT DTR_NODE_RANKS=1 DTR_CONTROL_MS=3000)
+dtr_add_mpi_run(reports_hier TARGET test_reports NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=2 DTR_CONTROL_MS=3000)
 dtr_add_mpi_test(clock SOURCES mpi/clock.c NPROCS 1 2 3)
 foreach(call dtr__now dtr__now_ns dtr__stamp_ns abort)
   target_link_options(test_clock PRIVATE -Wl,--wrap=${call})

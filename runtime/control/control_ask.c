@@ -1,0 +1,146 @@
+/* Asking for a report instead of waiting for the next one, which with many nodes comes rarely. A
+ * thread writes what it wants on its own board; whoever has a connection asks, and the other node
+ * makes a report after that. Before anybody is named for not having come, nothing older than that
+ * counts. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "control_internal.h"
+
+#define ANSWER_NS (1000 * MS) /* after so long a question is in vain */
+
+/* ---- any thread ---- */
+
+/* The newest message of any connection of this host with that node. */
+static int64_t received_ns(const dtr_world *world, int at) {
+    const dtr__control *c = world->control.plane;
+    int64_t newest = dtr__board_received(c->board, at);
+    for (int i = 0; i < world->local_size; i++) {
+        const int64_t ns = c->boards[i] != NULL ? dtr__board_received(c->boards[i], at) : 0;
+        newest = ns > newest ? ns : newest;
+    }
+    return newest;
+}
+
+static bool is_silent(const dtr_world *world, int world_rank) {
+    return dtr__now_ns() - received_ns(world, world->node_of[world_rank]) >
+           2 * dtr__control_silent_ns(world->control.plane);
+}
+
+/* Longer than a question may take, without the time in which this process was stopped. */
+static bool is_in_vain(int64_t wanted_ns) {
+    return dtr__now_ns() - wanted_ns - dtr__hidden_since(wanted_ns) > ANSWER_NS;
+}
+
+bool dtr__control_aged(const dtr_world *world, const dtr__rank_report *d) {
+    return dtr__control_old(world, d) ||
+           dtr__now_ns() - d->seen_ns > 2 * dtr__control_silent_ns(world->control.plane);
+}
+
+bool dtr__control_old(const dtr_world *world, const dtr__rank_report *d) {
+    const int64_t wanted_ns = dtr__board_wanted(world->control.plane->board, d->rank);
+    const bool missed = wanted_ns > d->fresh_ns && d->seen_ns <= wanted_ns + ANSWER_NS;
+    return is_silent(world, d->rank) || (missed && is_in_vain(wanted_ns));
+}
+
+bool dtr__control_ask(const dtr_world *world, int world_rank, int64_t since_ns) {
+    dtr__control *c = world->control.plane;
+    dtr__rank_report d;
+    if (!dtr__control_serves(world) || world->node_of[world_rank] == world->node ||
+        dtr__rank_failed(world, world_rank) || is_silent(world, world_rank) ||
+        (dtr__control_report_of(world, world_rank, &d) && d.fresh_ns >= since_ns)) {
+        return true;
+    }
+    const int64_t wanted_ns = dtr__board_wanted(c->board, world_rank);
+    if (wanted_ns >= since_ns) {
+        return is_in_vain(wanted_ns);
+    }
+    dtr__board_want(c->board, world_rank, dtr__now_ns());
+    dtr__control_wake(world);
+    return false;
+}
+
+/* ---- the watchdog thread: asking ---- */
+
+/* What one board wants and has not been asked for. False: some has no connection to be asked over.
+ */
+static bool send_wanted(const dtr_world *world, dtr__control *c, const dtr__board *b, int64_t now) {
+    bool sent_all = true;
+    for (int r = 0; r < world->size; r++) {
+        const int64_t wanted_ns = dtr__board_wanted(b, r);
+        dtr__link *l = c->node[world->node_of[r]].link;
+        if (wanted_ns <= c->asked_ns[r] || now - wanted_ns > ANSWER_NS) {
+            continue;
+        }
+        if (l == NULL || l->fd < 0 || now - l->received_ns > dtr__control_silent_ns(c)) {
+            sent_all = false; /* a stopped process does not read it */
+            continue;
+        }
+        const dtr__wire_ask ask = { .asked_ns = dtr__now_ns(), .rank = r };
+        c->asked_ns[r] = ask.asked_ns;
+        dtr__link_send(l, DTR__WIRE_ASK, &ask, sizeof ask);
+    }
+    return sent_all;
+}
+
+void dtr__control_send_asks(const dtr_world *world, dtr__control *c, int64_t now) {
+    bool again = now < c->ask_until_ns, sent_all = true;
+    for (int i = 0; i < world->local_size; i++) {
+        const dtr__board *b = i == world->local_rank ? c->board : c->boards[i];
+        const uint32_t wants = b != NULL && c->links != NULL ? dtr__board_wants(b) : c->asked[i];
+        if (wants != c->asked[i] || (again && b != NULL)) {
+            c->ask_until_ns = wants != c->asked[i] ? now + ANSWER_NS : c->ask_until_ns;
+            c->asked[i] = wants;
+            sent_all = send_wanted(world, c, b, now) && sent_all;
+        }
+    }
+    c->ask_until_ns = sent_all ? 0 : c->ask_until_ns;
+}
+
+/* ---- the watchdog thread: answering ---- */
+
+/* Kept until all that has come is read, so that one report, made after all of them, serves all who
+ * ask for it. Without memory it is in vain. */
+void dtr__control_take_ask(const dtr_world *world, dtr__link *l, const void *data, size_t nbytes) {
+    dtr__control *c = world->control.plane;
+    question q = { .from = l };
+    if (nbytes != sizeof q.ask) {
+        return;
+    }
+    memcpy(&q.ask, data, sizeof q.ask);
+    if (q.ask.rank < 0 || q.ask.rank >= world->size || world->node_of[q.ask.rank] != world->node) {
+        return;
+    }
+    if (c->n_questions == c->cap_questions) {
+        const size_t cap = c->cap_questions + 64;
+        question *more = realloc(c->question, cap * sizeof *more);
+        if (more == NULL) {
+            return;
+        }
+        c->question = more;
+        c->cap_questions = cap;
+    }
+    c->question[c->n_questions++] = q;
+}
+
+void dtr__control_answer(const dtr_world *world, dtr__control *c) {
+    for (int i = 0; i < world->local_size && c->n_questions > 0; i++) {
+        const int rank = world->local_world[i];
+        dtr__rank_report d;
+        bool made = false, seen = false;
+        for (size_t k = 0; k < c->n_questions; k++) {
+            const question *q = &c->question[k];
+            if (q->ask.rank != rank || q->from->fd < 0 || (made && !seen)) {
+                continue;
+            }
+            seen = made ? seen : dtr__rank_report_make(world, rank, &d);
+            made = true;
+            d.fresh_ns = q->ask.asked_ns;
+            if (seen) {
+                dtr__link_send(q->from, DTR__WIRE_REPORT, &d, sizeof d);
+            }
+        }
+    }
+    c->n_questions = 0;
+}
