@@ -74,6 +74,10 @@ static void mean(double *old, double x, uint64_t n) {
     }
 }
 
+static double positive(double s) {
+    return s > 0 ? s : 0;
+}
+
 static void mean_count(size_t *old, size_t x, uint64_t n) {
     *old = (size_t)(((double)x + (double)*old * (double)(n - 1)) / (double)n + 0.5);
 }
@@ -96,7 +100,7 @@ static void time_metrics(const dtr_ddp *ddp, const dtr_ddp_step *step) {
     const double value[] = { step->forward_s, step->backward_s, step->comm_s,
                              step->exposed_comm_s };
     for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
-        dtr__count_add(ddp->world, &of[i], value[i] > 0 ? value[i] : 0);
+        dtr__count_add(ddp->world, &of[i], positive(value[i]));
     }
 }
 
@@ -147,6 +151,8 @@ uint64_t dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
         add_times(c, step);
     }
     pthread_mutex_unlock(&ddp->stats.lock);
+    dtr__rec_step_add(ddp->world, 1, device ? 0 : positive(step->comm_s),
+                      device ? 0 : positive(step->exposed_comm_s));
     if (!device) {
         time_metrics(ddp, step);
         trace_times(ddp, step, "ddp_step", n);
@@ -159,6 +165,7 @@ uint64_t dtr__ddp_count_step(dtr_ddp *ddp, const dtr_ddp_step *step) {
 }
 
 void dtr__ddp_count_times(dtr_ddp *ddp, const dtr_ddp_step *step, uint64_t n) {
+    dtr__rec_step_add(ddp->world, 0, positive(step->comm_s), positive(step->exposed_comm_s));
     time_metrics(ddp, step);
     pthread_mutex_lock(&ddp->stats.lock);
     add_times(&ddp->stats.count, step);

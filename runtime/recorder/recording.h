@@ -9,7 +9,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 8,
+    DTR__RECORDING_VERSION = 9,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -23,6 +23,7 @@ enum {
     DTR__RECORDING_SETTINGS = 4096,
     DTR__RECORDING_ENTRIES_MAX = 1 << 20,
     DTR__RECORDING_SPANS = 4096,
+    DTR__RECORDING_STEPS = 32, /* the newest of training */
     DTR__RECORDING_FRAMES = 8,
     DTR__RECORDING_MODULES = 64,
     DTR__RECORDING_RANKS_MAX = 1 << 17
@@ -39,6 +40,16 @@ typedef struct dtr__rec_error {
 } dtr__rec_error;
 /* Of this process or of another one of the node. False: it is just being written. */
 bool dtr__rec_error_copy(const dtr__rec_error *e, dtr__rec_error *copy);
+
+/* A step of gradient averaging, or its times, where these are known later (steps is 0 then).
+ * Readers copy word by word, in order: `done` is written last and looked at first. */
+typedef struct dtr__rec_step {
+    _Atomic uint64_t done; /* as of a record; 0: none */
+    _Atomic uint64_t steps;
+    _Atomic int64_t t; /* when it was noted, monotonic ns */
+    _Atomic int64_t comm_ns, exposed_ns;
+    _Atomic uint64_t begun;
+} dtr__rec_step;
 
 typedef struct dtr__rec_header {
     uint64_t magic;
@@ -76,6 +87,9 @@ typedef struct dtr__rec_header {
     /* What broke a group on another node, as it was reported to this rank; counts such reports. */
     _Atomic uint32_t remote_failures;
     char remote_failure[256];
+    /* A ring: slot = number mod size; last_step counts all that were noted. */
+    _Atomic uint64_t last_step;
+    dtr__rec_step step[DTR__RECORDING_STEPS];
 } dtr__rec_header;
 
 typedef struct dtr__rec_group {
@@ -144,6 +158,10 @@ void dtr__rec_stack_warm(dtr__rec_header *h);
 /* Note a span that has ended; no system call, no waiting. */
 void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, int64_t begin_ns,
                        int64_t end_ns, uint64_t nbytes);
+
+/* Note `steps` of training that have ended now, and the time that communication took of steps, with
+ * the part of it that was waited for. Any thread. */
+void dtr__rec_step_add(dtr_world *world, uint64_t steps, double comm_s, double exposed_s);
 
 dtr__rec_header *dtr__recorder_header(const dtr_world *world); /* NULL: no recorder (yet) */
 const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world);
@@ -238,6 +256,10 @@ const char *dtr__recording_doing(const dtr__recording *r, int64_t now, char *tex
 /* Whether the progress thread has not moved for so long that it is worth a word: seconds, and the
  * call that it is inside, "" where it is in none. 0: it moves. */
 double dtr__recording_stuck(const dtr__recording *r, const char **inside);
+
+/* The newest steps that a recording holds, oldest first; returns how many (recorder/steps.c). */
+size_t dtr__recording_steps(const dtr__recording *r,
+                            const dtr__rec_step *step[DTR__RECORDING_STEPS]);
 
 /* A process's start time and state letter from /proc; false when it is gone. */
 bool dtr__process_look(uint32_t pid, uint64_t *start, char *state);

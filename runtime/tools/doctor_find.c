@@ -7,7 +7,7 @@
 #include "doctor.h"
 #include "recorder/hash.h"
 
-enum { SENTENCES = 64, SINGLE_RANKS = 8 };
+enum { SENTENCES = DOCTOR_SENTENCES, SINGLE_RANKS = 8 };
 
 void doctor_problem_add(doctor_job *job, int order, const char *fmt, ...) {
     if (job->n_problems == SENTENCES) {
@@ -20,7 +20,7 @@ void doctor_problem_add(doctor_job *job, int order, const char *fmt, ...) {
         }
     }
     doctor_problem *p = &job->problem[job->n_problems++];
-    p->order = order * SENTENCES + (int)job->n_problems;
+    p->order = order * SENTENCES + (int)job->n_problems - 1;
     va_list args;
     va_start(args, fmt);
     vsnprintf(p->text, sizeof p->text, fmt, args);
@@ -40,7 +40,7 @@ static bool is_dead(const doctor_rank *k) {
 
 /* The process of another host cannot be looked at, but those that went on have noted its failure as
  * what broke their groups: "rank 2 (host b, pid 17) died ...". */
-static void find_lost(doctor_job *job) {
+void doctor_find_lost(doctor_job *job) {
     for (int i = 0; i < job->size; i++) {
         const dtr__recording *r = job->rank[i].rec;
         int dead = -1, end = 0;
@@ -367,37 +367,14 @@ static void find_in_groups(doctor_job *job, const doctor_group *groups, size_t n
 
 /* ---- point to point ---- */
 
-enum { P2P = 1 };
-
-static bool is_kind(const dtr__recording *r, const dtr__record *rec, const char *kind) {
-    return rec->kind < DTR__RECORDING_KINDS && strcmp(r->head.kind[rec->kind], kind) == 0;
-}
-
-/* Operations of a kind between two members with a tag. */
-static uint64_t count_p2p(const doctor_member *m, const char *kind, int peer, int tag) {
-    uint64_t n = 0;
-    for (size_t i = 0; m->rec != NULL && i < m->rec->n_records; i++) {
-        const dtr__record *r = &m->rec->records[i];
-        n += r->group == m->id && is_kind(m->rec, r, kind) && r->root_or_peer == peer &&
-             r->tag == tag;
-    }
-    return n;
-}
-
 static void find_partner(doctor_job *job, const doctor_group *g, int self) {
     char title[256], who[128], doing[640];
     const doctor_member *m = &g->member[self];
     for (size_t i = 0; m->rec != NULL && i < m->rec->n_records; i++) {
         const dtr__record *r = &m->rec->records[i];
-        bool send = is_kind(m->rec, r, "send"), receive = is_kind(m->rec, r, "recv");
-        int peer = r->root_or_peer;
-        if (r->group != m->id || is_good(r) || !(send || receive) || peer < 0 || peer >= g->size ||
-            g->member[peer].rec == NULL) {
-            continue;
-        }
-        const char *other = send ? "recv" : "send";
-        uint64_t mine = count_p2p(m, send ? "send" : "recv", peer, r->tag);
-        if (count_p2p(&g->member[peer], other, self, r->tag) < mine) {
+        const int peer = r->root_or_peer;
+        if (r->group == m->id && !is_good(r) && doctor_unmatched(g, self, r)) {
+            const char *other = strcmp(m->rec->head.kind[r->kind], "send") == 0 ? "recv" : "send";
             doctor_problem_add(
                 job, DOCTOR_PARTNER,
                 "rank %d %s in %s, called at %s, but %s has not posted the matching %s; %s",
@@ -456,7 +433,6 @@ static int by_order(const void *a, const void *b) {
 void doctor_find(doctor_job *job) {
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
-    find_lost(job);
     find_dead(job, groups, n);
     find_in_groups(job, groups, n);
     find_stopped(job);

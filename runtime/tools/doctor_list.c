@@ -125,7 +125,7 @@ static void print_row(const listed *l) {
            state_of(l), l->folder, l->size > 0 ? l->command : "(cannot be read)");
 }
 
-int doctor_list(void) {
+int doctor_list(const char *what) {
     const char *base = dtr__evidence_base();
     size_t n = 0;
     listed *all = read_base(base, NULL, &n);
@@ -133,9 +133,9 @@ int doctor_list(void) {
     all = both ? read_base("/tmp", all, &n) : all;
     if (n == 0) {
         fprintf(stderr,
-                "dtr-doctor: no recordings in %s%s; those of jobs with DTR_RECORDER_DIR are in the "
-                "folder that it names: dtr-doctor FOLDER\n",
-                base, both ? " and /tmp" : "");
+                "%s: no recordings in %s%s; those of jobs with DTR_RECORDER_DIR are in the folder "
+                "that it names: %s FOLDER\n",
+                doctor_program, base, both ? " and /tmp" : "", doctor_program);
         free(all);
         return 2;
     }
@@ -144,8 +144,8 @@ int doctor_list(void) {
     for (size_t i = 0; i < n; i++) {
         print_row(&all[i]);
     }
-    printf("\ndtr-doctor FOLDER says what is wrong with one. Not listed: what DTR_RECORDER_DIR has "
-           "put elsewhere.\n");
+    printf("\n%s FOLDER %s. Not listed: what DTR_RECORDER_DIR has put elsewhere.\n", doctor_program,
+           what);
     free(all);
     return 0;
 }

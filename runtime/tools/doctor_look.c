@@ -80,6 +80,51 @@ const dtr__record *doctor_record(const doctor_member *m, uint64_t seq) {
     return NULL;
 }
 
+/* ---- who waits for whom ---- */
+
+/* Operations of a kind between two members with a tag. */
+static uint64_t count_p2p(const doctor_member *m, const char *kind, int peer, int tag) {
+    uint64_t n = 0;
+    for (size_t i = 0; m->rec != NULL && i < m->rec->n_records; i++) {
+        const dtr__record *r = &m->rec->records[i];
+        n += r->group == m->id && r->kind < DTR__RECORDING_KINDS &&
+             strcmp(m->rec->head.kind[r->kind], kind) == 0 && r->root_or_peer == peer &&
+             r->tag == tag;
+    }
+    return n;
+}
+
+bool doctor_unmatched(const doctor_group *g, int self, const dtr__record *r) {
+    const doctor_member *m = &g->member[self];
+    const char *kind = r->kind < DTR__RECORDING_KINDS ? m->rec->head.kind[r->kind] : "";
+    const bool send = strcmp(kind, "send") == 0;
+    const int peer = r->root_or_peer;
+    return (send || strcmp(kind, "recv") == 0) && peer >= 0 && peer < g->size &&
+           g->member[peer].rec != NULL &&
+           count_p2p(&g->member[peer], send ? "recv" : "send", self, r->tag) <
+               count_p2p(m, kind, peer, r->tag);
+}
+
+const dtr__record *doctor_waits(const doctor_job *job, int rank, const doctor_group *groups,
+                                size_t n, bool *on) {
+    const dtr__recording *r = job->rank[rank].rec;
+    const dtr__record *open = r != NULL ? dtr__recording_open(r) : NULL;
+    const dtr__rec_group *own = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+    memset(on, 0, (size_t)job->size * sizeof *on);
+    for (size_t i = 0; own != NULL && i < n; i++) {
+        for (int m = 0; groups[i].uid == own->uid && m < groups[i].size; m++) {
+            const doctor_member *of = &groups[i].member[m];
+            if (of->rec != NULL && of->world_rank >= 0) {
+                on[of->world_rank] = open->seq != 0
+                                         ? of->highest < open->seq
+                                         : m == open->root_or_peer &&
+                                               doctor_unmatched(&groups[i], own->own_rank, open);
+            }
+        }
+    }
+    return open;
+}
+
 /* ---- words ---- */
 
 const char *doctor_who(const doctor_job *job, int rank, char *text, size_t cap) {
@@ -112,6 +157,17 @@ const char *doctor_ranks(const bool *in, int size, char *text, size_t cap) {
         comma = ", ";
     }
     return text;
+}
+
+const char *doctor_state(const doctor_rank *k) {
+    const uint32_t phase = atomic_load(&k->rec->head.phase);
+    if (k->alive) {
+        return k->state == 'T' || k->state == 't' ? "stopped" : "running";
+    }
+    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_DESTROYING) {
+        return "ended";
+    }
+    return k->here || k->lost ? "died" : "unknown";
 }
 
 const char *doctor_site(const dtr__record *r) {

@@ -1,39 +1,21 @@
 /* The table of ranks, the newest records, and the same as JSON. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "doctor.h"
 
 enum { INDENT = 81 }; /* of further lines in the table */
 
-static const char *state_name(const doctor_rank *k) {
-    uint32_t phase = atomic_load(&k->rec->head.phase);
-    if (k->alive) {
-        return k->state == 'T' || k->state == 't' ? "stopped" : "running";
-    }
-    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_DESTROYING) {
-        return "ended";
-    }
-    return k->here ? "died" : "unknown";
-}
-
-/* The members of the open operation's group that have not entered it. */
+/* The ranks that have not entered its open operation. */
 static const char *waits_for(const doctor_job *job, int rank, const doctor_group *groups, size_t n,
-                             char *text, size_t cap) {
-    const dtr__recording *r = job->rank[rank].rec;
-    const dtr__record *open = dtr__recording_open(r);
-    const dtr__rec_group *own = open != NULL ? dtr__recording_group(r, open->group) : NULL;
+                             bool *on, char *text, size_t cap) {
     size_t at = 0;
     snprintf(text, cap, "-");
-    if (own == NULL || open->seq == 0) {
-        return text;
-    }
-    for (size_t i = 0; i < n; i++) {
-        for (int m = 0; groups[i].uid == own->uid && m < groups[i].size; m++) {
-            const doctor_member *of = &groups[i].member[m];
-            if (of->rec != NULL && of->highest < open->seq && at + 16 < cap) {
-                at += (size_t)snprintf(text + at, cap - at, at == 0 ? "%d" : ",%d", of->world_rank);
-            }
+    (void)doctor_waits(job, rank, groups, n, on);
+    for (int i = 0; i < job->size && at + 16 < cap; i++) {
+        if (on[i]) {
+            at += (size_t)snprintf(text + at, cap - at, at == 0 ? "%d" : ",%d", i);
         }
     }
     return text;
@@ -61,9 +43,10 @@ static void print_stack(const dtr__recording *r, const dtr__record *rec, FILE *t
 void doctor_print_table(const doctor_job *job, FILE *to) {
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
+    bool *on = calloc((size_t)job->size, sizeof *on);
     fprintf(to, "\n%5s  %-16s %8s  %-8s %8s %7s %8s  %-10s  %s\n", "rank", "host", "pid", "state",
             "quiet s", "last in", "by ms", "waits for", "operations");
-    for (int i = 0; i < job->size; i++) {
+    for (int i = 0; on != NULL && i < job->size; i++) {
         const doctor_rank *k = &job->rank[i];
         char last[320], current[320], whom[64], share[16] = "-", lag[16] = "-";
         if (k->rec == NULL) {
@@ -79,8 +62,8 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
             snprintf(lag, sizeof lag, "%.1f", 1e3 * k->lag_s);
         }
         fprintf(to, "%5d  %-16s %8u  %-8s %8.1f %7s %8s  %-10s  last: %s\n", i, k->rec->head.host,
-                k->rec->head.pid, state_name(k), (double)(job->now - k->last_sign) * 1e-9, share,
-                lag, waits_for(job, i, groups, n, whom, sizeof whom), last);
+                k->rec->head.pid, doctor_state(k), (double)(job->now - k->last_sign) * 1e-9, share,
+                lag, waits_for(job, i, groups, n, on, whom, sizeof whom), last);
         if (strcmp(current, "-") != 0) {
             fprintf(to, "%*s now: %s\n", INDENT, "", current);
             print_stack(k->rec, dtr__recording_open(k->rec), to);
@@ -92,6 +75,7 @@ void doctor_print_table(const doctor_job *job, FILE *to) {
                     inside[0] != '\0' ? inside : "a callback or reduction", still);
         }
     }
+    free(on);
     doctor_groups_free(groups, n);
 }
 
@@ -159,7 +143,7 @@ static void json_rank(const doctor_job *job, int rank, size_t last, FILE *to) {
         fprintf(to, ",\"state\":\"no recording\"}");
         return;
     }
-    print_member("state", state_name(k), to);
+    print_member("state", doctor_state(k), to);
     print_member("host", r->head.host, to);
     print_member("file", r->path, to);
     print_member("library", r->head.library, to);

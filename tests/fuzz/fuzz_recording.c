@@ -36,6 +36,7 @@ uint8_t *fuzz_seed(size_t i, size_t *nbytes) {
         (void)dtr_allreduce(dtr_world_group(world), b, b, DTR_SUM, &o, NULL);
     }
     const dtr__rec_memory *m = dtr__recorder_memory(world);
+    dtr__rec_step_add(world, 1, 2e-3, 1e-3);
     if (m != NULL) {
         dtr__rec_group *g = (dtr__rec_group *)((char *)m->header + m->header->groups_at);
         dtr__rec_run run = { .words = &g->followers };
@@ -64,6 +65,12 @@ static void look_at(const dtr__recording *r) {
         (void)dtr__recording_member(r, g, g->size - 1);
         (void)dtr__recording_member(r, g, g->size);
         (void)dtr__recording_member(r, g, -1);
+    }
+    const dtr__rec_step *step[DTR__RECORDING_STEPS];
+    for (size_t n = dtr__recording_steps(r, step); n > 0; n--) {
+        if (!dtr__rec_is_time(atomic_load(&step[n - 1]->t))) {
+            abort();
+        }
     }
     (void)dtr__recording_last(r, true);
     (void)dtr__recording_last(r, false);

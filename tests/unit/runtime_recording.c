@@ -132,6 +132,38 @@ START_TEST(spans_have_a_ring_of_their_own) {
 }
 END_TEST
 
+/* The newest steps stay, in order; one that is just being written is left out. */
+START_TEST(steps_are_kept_in_order) {
+    enum { KEPT = DTR__RECORDING_STEPS };
+    dtr_world w;
+    char why[160];
+    const dtr__rec_step *step[KEPT];
+    open_world(&w, "none", "64");
+    const dtr__rec_memory *m = dtr__recorder_memory(&w);
+    for (int n = 0; n <= 2 * KEPT + 5; n++) {
+        dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+        const int kept = n < KEPT ? n : KEPT;
+        ck_assert_uint_eq(dtr__recording_steps(r, step), (unsigned)kept);
+        for (int i = 0; i < kept; i++) {
+            const int64_t of = n - kept + i + 1;
+            ck_assert_uint_eq(atomic_load(&step[i]->steps), (unsigned)(of % 2));
+            ck_assert_int_eq(atomic_load(&step[i]->comm_ns), of * 4000000);
+            ck_assert_int_eq(atomic_load(&step[i]->exposed_ns), of * 1000000);
+            ck_assert_int_ge(atomic_load(&step[i]->t),
+                             i > 0 ? atomic_load(&step[i - 1]->t) : r->head.mono_ns);
+        }
+        dtr__recording_free(r);
+        dtr__rec_step_add(&w, (uint64_t)(n + 1) % 2, 4e-3 * (n + 1), 1e-3 * (n + 1));
+    }
+    dtr__rec_step *torn = &m->header->step[(2 * KEPT + 3) % KEPT];
+    atomic_fetch_add(&torn->begun, KEPT); /* as by a writer that has just come */
+    dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    ck_assert_uint_eq(dtr__recording_steps(r, step), KEPT - 1);
+    dtr__recording_free(r);
+    close_world(&w);
+}
+END_TEST
+
 static void check_some(const dtr__recording *r) {
     char title[256];
     ck_assert_int_eq(r->head.world_rank, 2);
@@ -456,6 +488,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, cut_off_files_are_read_as_far_as_they_go);
     tcase_add_test(tc, damaged_files_are_refused_or_read);
     tcase_add_test(tc, spans_have_a_ring_of_their_own);
+    tcase_add_test(tc, steps_are_kept_in_order);
     tcase_add_test(tc, recordings_of_the_next_century_are_read);
     tcase_add_test(tc, a_thread_that_does_not_come_back);
     tcase_add_test(tc, process_identity);
