@@ -105,6 +105,19 @@ bool doctor_unmatched(const doctor_group *g, int self, const dtr__record *r) {
                count_p2p(m, kind, peer, r->tag);
 }
 
+/* It has not entered the operation that others are in, or cannot come to its end. */
+static bool holds_up(const doctor_job *job, const doctor_member *m, uint64_t seq) {
+    const doctor_rank *k = &job->rank[m->world_rank];
+    const char *inside = "";
+    if (m->highest < seq) {
+        return true;
+    }
+    const bool still = k->lost || (k->here && !k->alive) || k->state == 'T' || k->state == 't' ||
+                       dtr__recording_stuck(m->rec, &inside) > 0;
+    const dtr__record *r = still ? doctor_record(m, seq) : NULL;
+    return r != NULL && !dtr__record_over(r);
+}
+
 const dtr__record *doctor_waits(const doctor_job *job, int rank, const doctor_group *groups,
                                 size_t n, bool *on) {
     const dtr__recording *r = job->rank[rank].rec;
@@ -115,10 +128,11 @@ const dtr__record *doctor_waits(const doctor_job *job, int rank, const doctor_gr
         for (int m = 0; groups[i].uid == own->uid && m < groups[i].size; m++) {
             const doctor_member *of = &groups[i].member[m];
             if (of->rec != NULL && of->world_rank >= 0) {
-                on[of->world_rank] = open->seq != 0
-                                         ? of->highest < open->seq
-                                         : m == open->root_or_peer &&
-                                               doctor_unmatched(&groups[i], own->own_rank, open);
+                const bool held = open->seq != 0
+                                      ? of->world_rank != rank && holds_up(job, of, open->seq)
+                                      : m == open->root_or_peer &&
+                                            doctor_unmatched(&groups[i], own->own_rank, open);
+                on[of->world_rank] = held;
             }
         }
     }
