@@ -33,7 +33,7 @@ static const char usage[] =
     "Exit status: 0 no problem found (or with --watch none at the end), 1 problems, 2 wrong "
     "options,\n"
     "nothing could be read or written. Works on a running job as well, without MPI, and sees a\n"
-    "rank's process only on the host it runs on.\n";
+    "rank's process only on the host it runs on. dtr-top shows a running job as it goes on.\n";
 
 typedef struct settings {
     bool json, trigger, watch, every_named, last_named;

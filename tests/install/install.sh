@@ -107,7 +107,7 @@ case $case in
         cmake --install "$dir" --prefix "$dir/prefix" >>"$dir.log"
         "$dir/prefix/bin/dtr-info" >"$dir.info"
         for lost in 'hwloc +not found: no binding of the progress thread' 'jansson +not found: no safetensors files or checkpoints' \
-            'openblas +not found: no fast matrix products' 'CUDA +off: no buffers in device memory' 'Fortran +off: no module' 'doxygen +not found: ' \
+            'ncurses +not found: no live view of dtr-top' 'openblas +not found: no fast matrix products' 'CUDA +off: no buffers in device memory' 'Fortran +off: no module' 'doxygen +not found: ' \
             'dlpack +off: no exchange' 'matplotlib +(not found: no pictures|[0-9]+\.)'; do
             grep -Eq -- "-- +$lost" "$dir.log" || fail "the summary lacks: $lost"
             grep -Eq "^ +$lost" "$dir.info" || fail "dtr-info lacks: $lost"
@@ -125,7 +125,7 @@ case $case in
         ;;
     people)
         # What people use: programs that say what they are, guide, examples as they lie there, a script with its templates.
-        for tool in dtr-info dtr-doctor dtr-bench dtr-ddp-bench dtr-recorder-cost; do
+        for tool in dtr-info dtr-doctor dtr-top dtr-bench dtr-ddp-bench dtr-recorder-cost; do
             "$prefix/bin/$tool" --version | grep '^dtr [0-9]' >/dev/null || fail "$tool --version"
         done
         for file in docs/user-guide.md docs/measurements.md README.md CHANGELOG.md; do
