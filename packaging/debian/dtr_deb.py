@@ -115,9 +115,12 @@ def prepare(usr, package, legal, changes):
     overrides = "".join(read(path) for path in lists if os.path.exists(path))
     write(os.path.join(usr, "share/lintian/overrides", package), overrides.replace("@PACKAGE@", package))
     for path in files(usr):
+        is_page = re.search(r"/share/man/man\d/", path) and not path.endswith(".gz")
         if os.path.islink(path):
-            continue
-        if re.search(r"/share/man/man\d/", path) and not path.endswith(".gz"):
+            if is_page:
+                os.symlink(os.readlink(path) + ".gz", path + ".gz")
+                os.remove(path)
+        elif is_page:
             with open(path, "rb") as page:
                 compress(path + ".gz", page.read())
             os.remove(path)

@@ -27,7 +27,8 @@ for folder, _, names in os.walk(os.path.join(ROOT, "scripts")):
         path = os.path.relpath(os.path.join(folder, name), ROOT)
         if not name.endswith(".pyc"):
             sources[path] = read(path)
-sources[".ci/run"] = read(".ci/run")
+for path in (".ci/run", "packaging/deb", "packaging/try"):
+    sources[path] = read(path)
 code = "\n".join(re.sub(r"/\*.*?\*/", " ", text, flags=re.S) if path.endswith((".c", ".h", ".cu")) else text
                  for path, text in sources.items())
 known = set(re.findall(r"\b(?:dtr|DTR)_\w+", code))  # whole words of the code: a name that only comments have is none
