@@ -256,10 +256,8 @@ static void propose(dtr__agreement *m, const dtr__entry *const *entry, const dtr
     m->deadline = dtr__now() + DTR__FINISH_S;
 }
 
-static void decide(dtr__agreement *m) {
+static void decide_with(dtr__agreement *m, const dtr__entry **entry, dtr__answer *answer) {
     m->round++;
-    const dtr__entry *entry[m->n];
-    dtr__answer answer[m->n];
     for (int i = 0; i < m->n; i++) {
         entry[i] = i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
     }
@@ -278,6 +276,22 @@ static void decide(dtr__agreement *m) {
         }
     }
     dtr__agreement_end(m, answer[m->me].status);
+}
+
+/* On the heap: a stack is too small for what many ranks bring. */
+static void decide(dtr__agreement *m) {
+    const size_t n = (size_t)m->n;
+    const dtr__entry **entry = malloc(n * sizeof(dtr__entry *));
+    dtr__answer *answer = malloc(n * sizeof *answer);
+    if (entry != NULL && answer != NULL) {
+        decide_with(m, entry, answer);
+    } else {
+        snprintf(m->text, sizeof(m->text), "%s: rank %d has no memory for the answers to %d ranks",
+                 m->what, m->ranks[m->me], m->n);
+        dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
+    }
+    free((void *)entry);
+    free(answer);
 }
 
 static void coordinator_accepted(dtr__agreement *m) {

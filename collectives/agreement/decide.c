@@ -216,19 +216,19 @@ static bool decide_failures(const char *what, const int *ranks, const dtr__entry
 
 int dtr__agreement_members(const int *ranks, const dtr__entry *const *entry, int n, int index,
                            int *members) {
-    int count = 0;
-    int64_t key[n];
+    int count = 0; /* members holds positions until they are sorted */
     for (int i = 0; i < n; i++) {
         if (entry[i]->index != index) {
             continue;
         }
         int at = count++;
-        for (; at > 0 && key[at - 1] > entry[i]->key; at--) {
-            key[at] = key[at - 1];
+        for (; at > 0 && entry[members[at - 1]]->key > entry[i]->key; at--) {
             members[at] = members[at - 1];
         }
-        key[at] = entry[i]->key;
-        members[at] = ranks[i];
+        members[at] = i;
+    }
+    for (int i = 0; i < count; i++) {
+        members[i] = ranks[members[i]];
     }
     return count;
 }

@@ -34,8 +34,13 @@ typedef struct gpu_rank {
 
 struct dtr__gpus {
     int size;
-    gpu_rank rank[]; /* by world rank */
+    bool alike;      /* no rank can use CUDA, all for the same reason: one entry says it of all */
+    gpu_rank rank[]; /* by world rank, or that one */
 };
+
+static const gpu_rank *entry_of(const dtr__gpus *t, int world_rank) {
+    return &t->rank[t->alike ? 0 : world_rank];
+}
 
 static uint64_t hash(uint64_t h, const char *text) {
     for (; *text != '\0'; text++) {
@@ -117,7 +122,7 @@ static void describe_own(const dtr_world *world, gpu_rank *own) {
  * the nearest of those that the fewest ranks before it have taken. What options name is taken
  * first. */
 static void choose_default(dtr_world *world, const dtr__gpus *t) {
-    const gpu_rank *own = &t->rank[world->rank];
+    const gpu_rank *own = entry_of(t, world->rank);
     if (world->bound || own->usable == 0) {
         return;
     }
@@ -144,26 +149,43 @@ static void choose_default(dtr_world *world, const dtr__gpus *t) {
     free(taken);
 }
 
+/* Whether none can use CUDA and all say the same of it: then nobody needs to know more. */
+static int find_alike(const dtr_world *world, const gpu_rank *own, bool *alike) {
+    const uint64_t why = hash(1, own->why);
+    const uint64_t mine[3] = { why, ~why, own->usable == 0 };
+    uint64_t least[3] = { 0 };
+    int code = MPI_Allreduce(mine, least, 3, MPI_UINT64_T, MPI_MIN, world->mpi.comm);
+    *alike = code == MPI_SUCCESS && least[2] != 0 && least[0] == ~least[1];
+    return code;
+}
+
 dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
-    size_t n = (size_t)world->size;
-    dtr__gpus *t = calloc(1, sizeof *t + n * sizeof t->rank[0]);
-    gpu_rank *own = calloc(1, sizeof *own);
-    dtr_status s = DTR_OK;
-    if (t == NULL || own == NULL) {
-        s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the GPUs of %d ranks", world->size);
+    gpu_rank own = { 0 };
+    bool alike = false;
+    describe_own(world, &own);
+    int code = find_alike(world, &own, &alike);
+    if (code != MPI_SUCCESS) {
+        return dtr__error_mpi(&ctx, code, "MPI_Allreduce", __FILE__, __LINE__);
     }
+    const size_t n = alike ? 1 : (size_t)world->size;
+    dtr__gpus *t = calloc(1, sizeof *t + n * sizeof t->rank[0]);
+    dtr_status s =
+        t == NULL ? DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the GPUs of %d ranks", world->size)
+                  : DTR_OK;
     s = dtr__agree_status(world, world->mpi.comm, s, "world creation");
-    if (s == DTR_OK && t != NULL && own != NULL) {
-        describe_own(world, own);
+    if (s == DTR_OK && t != NULL) {
         t->size = world->size;
-        int code = MPI_Allgather(own, (int)sizeof *own, MPI_BYTE, t->rank, (int)sizeof *own,
-                                 MPI_BYTE, world->mpi.comm);
+        t->alike = alike;
+        t->rank[0] = own;
+    }
+    if (s == DTR_OK && t != NULL && !alike) {
+        code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, t->rank, (int)sizeof own, MPI_BYTE,
+                             world->mpi.comm);
         s = code == MPI_SUCCESS ? DTR_OK
                                 : dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
     }
-    free(own);
-    if (s < 0) {
+    if (s < 0 || t == NULL) {
         free(t);
         return s;
     }
@@ -175,7 +197,7 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
 bool dtr__gpus_all_named(const dtr__gpus *gpus) {
     bool all = true;
     for (int r = 0; r < gpus->size; r++) {
-        all = all && gpus->rank[r].named >= 0;
+        all = all && entry_of(gpus, r)->named >= 0;
     }
     return all;
 }
@@ -187,7 +209,7 @@ void dtr__gpus_free(dtr__gpus *gpus) {
 /* ---- a group ---- */
 
 static const gpu_rank *member(const dtr_group *g, int rank) {
-    return &g->world->groups->gpus->rank[g->world_ranks[rank]];
+    return entry_of(g->world->groups->gpus, g->world_ranks[rank]);
 }
 
 /* False: NCCL cannot serve the group whatever its devices, for `why`. */

@@ -34,16 +34,17 @@ static uint64_t own_machine(const dtr_world *world) {
 }
 
 /* On all addresses, or on those of the interface that is named and on no other. */
-static bool listen_on(dtr__control *c, const char *interface, offer *mine, char *why, size_t cap) {
+static bool listen_on(dtr__control *c, const char *interface, introduction *mine, char *why,
+                      size_t cap) {
     const bool any = interface[0] == '\0';
-    int n = dtr__link_addresses(interface, mine->address, ADDRESSES);
+    int n = dtr__link_addresses(interface, mine->place.address, ADDRESSES);
     if (n == 0 && !any) {
         snprintf(why, cap, "the interface of DTR_CONTROL_INTERFACE=%.60s has no address here",
                  interface);
         return false;
     }
     for (int i = 0; i < (any ? 1 : n); i++) {
-        int fd = dtr__link_listen(any ? NULL : &mine->address[i], &mine->port[i]);
+        int fd = dtr__link_listen(any ? NULL : &mine->place.address[i], &mine->offer.port[i]);
         if (fd < 0) {
             snprintf(why, cap, "its socket cannot be made: %s", strerror(errno));
             return false;
@@ -51,21 +52,22 @@ static bool listen_on(dtr__control *c, const char *interface, offer *mine, char 
         c->listener[c->n_listeners++] = fd;
     }
     for (int i = 1; any && i < ADDRESSES; i++) {
-        mine->port[i] = mine->port[0];
+        mine->offer.port[i] = mine->offer.port[0];
     }
-    mine->any = any;
-    mine->n_addresses = (uint16_t)n;
+    mine->place.any = any;
+    mine->place.n_addresses = (uint16_t)n;
     return true;
 }
 
 /* Local: the sockets and what this rank offers. Without sockets it takes no part, and `why` says
  * so. */
-static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, size_t cap) {
+static void prepare(dtr_world *world, dtr__control *c, introduction *mine, char *why, size_t cap) {
     const char *interface = dtr__opt_text(&world->options, DTR__OPT_CONTROL_INTERFACE);
-    *mine = (offer){ .pid = (uint32_t)getpid(),
-                     .machine = own_machine(world),
-                     .hmac = dtr__proof_has_hmac() };
-    snprintf(mine->host, sizeof mine->host, "%s", world->host);
+    memset(mine, 0, sizeof *mine); /* places are compared as they are */
+    mine->offer.pid = (uint32_t)getpid();
+    mine->offer.hmac = dtr__proof_has_hmac();
+    mine->place.machine = own_machine(world);
+    memcpy(mine->place.host, world->host, strnlen(world->host, sizeof mine->place.host - 1));
     c->period_ns = (int64_t)dtr__opt_number(&world->options, DTR__OPT_CONTROL_MS) * MS;
     c->silence_s = dtr__opt_seconds(&world->options, DTR__OPT_NODE_SILENCE);
     if (c->period_ns == 0) {
@@ -87,7 +89,7 @@ static void prepare(dtr_world *world, dtr__control *c, offer *mine, char *why, s
     } else if (!dtr__proof_random(c->key, sizeof c->key)) {
         snprintf(why, cap, "the kernel has no random numbers: %s", strerror(errno));
     } else {
-        mine->takes_part = true;
+        mine->offer.takes_part = true;
     }
 }
 
@@ -104,6 +106,7 @@ void dtr__control_close_sockets(dtr__control *c) {
 static bool make_tables(const dtr_world *world, dtr__control *c) {
     size_t n = (size_t)world->size, local = (size_t)world->local_size;
     c->offer = calloc(n, sizeof *c->offer);
+    c->received = calloc(n, sizeof *c->received);
     c->boards = calloc(local, sizeof *c->boards);
     c->read = calloc(2 * local, sizeof *c->read);
     c->asked = c->read != NULL ? c->read + local : NULL;
@@ -114,9 +117,9 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
     c->known = calloc(n, sizeof *c->known);
     c->refused = calloc(2 * n, sizeof *c->refused);
     c->gone = c->refused != NULL ? c->refused + n : NULL;
-    if (c->offer == NULL || c->boards == NULL || c->read == NULL || c->asked_ns == NULL ||
-        c->sent_votes == NULL || c->node == NULL || c->suspect_ns == NULL || c->known == NULL ||
-        c->refused == NULL) {
+    if (c->offer == NULL || c->received == NULL || c->boards == NULL || c->read == NULL ||
+        c->asked_ns == NULL || c->sent_votes == NULL || c->node == NULL || c->suspect_ns == NULL ||
+        c->known == NULL || c->refused == NULL) {
         return false;
     }
     for (int r = world->size - 1; r >= 0; r--) {
@@ -142,12 +145,35 @@ static int share_boards(dtr_world *world, dtr__control *c) {
     return code;
 }
 
+/* Each place once, in the memory in which they came. */
+static void keep_offers(const dtr_world *world, dtr__control *c) {
+    int n = 0;
+    c->place = (location *)c->received;
+    for (int r = 0; r < world->size; r++) {
+        const introduction one = c->received[r];
+        const int lowest = c->node[world->node_of[r]].lowest;
+        c->offer[r] = one.offer;
+        c->offer[r].place = lowest < r ? c->offer[lowest].place : -1;
+        if (lowest == r ||
+            memcmp(&one.place, &c->place[c->offer[r].place], sizeof(location)) != 0) {
+            c->offer[r].place = n;
+            c->place[n] = one.place;
+            c->place[n++].host[sizeof one.place.host - 1] = '\0';
+        }
+    }
+    location *less = realloc(c->received, (size_t)n * sizeof *less);
+    c->place = less != NULL ? less : c->place;
+    c->received = NULL;
+}
+
 /* Everybody learns where everybody is, and the key by which they know each other. */
-static int exchange(dtr_world *world, dtr__control *c, const offer *mine) {
+static int exchange(dtr_world *world, dtr__control *c, const introduction *mine) {
     const int nbytes = (int)sizeof *mine;
     int code = MPI_Bcast(c->key, DTR__KEY_BYTES, MPI_BYTE, 0, world->mpi.comm);
     if (code == MPI_SUCCESS) {
-        code = MPI_Allgather(mine, nbytes, MPI_BYTE, c->offer, nbytes, MPI_BYTE, world->mpi.comm);
+        code =
+            MPI_Allgather(mine, nbytes, MPI_BYTE, c->received, nbytes, MPI_BYTE, world->mpi.comm);
+        keep_offers(world, c);
     }
     return code == MPI_SUCCESS ? share_boards(world, c) : code;
 }
@@ -173,7 +199,6 @@ static void choose_proof(dtr_world *world, dtr__control *c) {
 static void judge(dtr_world *world, dtr__control *c, const char *why) {
     bool all = true;
     for (int r = 0; r < world->size; r++) {
-        c->offer[r].host[sizeof c->offer[r].host - 1] = '\0';
         all = all && c->offer[r].takes_part;
     }
     if (all) {
@@ -195,7 +220,8 @@ dtr_status dtr__control_open(dtr_world *world) {
         return DTR_OK;
     }
     char why[128] = "";
-    offer mine = { 0 };
+    introduction mine;
+    memset(&mine, 0, sizeof mine);
     dtr__control *c = calloc(1, sizeof *c);
     if (c != NULL) {
         c->epoll = c->wake = -1;
@@ -241,6 +267,8 @@ void dtr__control_close(dtr_world *world) {
         dtr__arena_free(world, c->board);
     }
     free(c->offer);
+    free(c->place);
+    free(c->received);
     free((void *)c->boards);
     free(c->read);
     free(c->asked_ns);
@@ -293,7 +321,7 @@ bool dtr__control_where(const dtr_world *world, int world_rank, const char **hos
     if (c == NULL) {
         return false;
     }
-    *host = c->offer[world_rank].host;
+    *host = dtr__control_place(world, world_rank)->host;
     *pid = c->offer[world_rank].pid;
     return true;
 }

@@ -70,13 +70,14 @@ static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr 
                        uint16_t *port) {
     const dtr__control *c = world->control.plane;
     const offer *to = &c->offer[rank];
+    const location *at = dtr__control_place(world, rank);
     const bool known = !IN6_IS_ADDR_UNSPECIFIED(&c->known[rank]);
-    const bool here = dtr__control_same_machine(world, to);
+    const bool here = dtr__control_same_machine(world, rank);
     *port = to->port[0];
     if (known && i == 0) {
         *address = c->known[rank];
-        for (int k = 0; k < to->n_addresses && k < ADDRESSES; k++) {
-            *port = memcmp(address, &to->address[k], sizeof *address) == 0 ? to->port[k] : *port;
+        for (int k = 0; k < at->n_addresses && k < ADDRESSES; k++) {
+            *port = memcmp(address, &at->address[k], sizeof *address) == 0 ? to->port[k] : *port;
         }
         return true;
     }
@@ -86,10 +87,10 @@ static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr 
         return true;
     }
     i -= here;
-    if (i >= to->n_addresses || i >= ADDRESSES) {
+    if (i >= at->n_addresses || i >= ADDRESSES) {
         return false;
     }
-    *address = to->address[i];
+    *address = at->address[i];
     *port = to->port[i];
     return true;
 }
@@ -145,7 +146,7 @@ static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
 }
 
 static void warn_of_unmet(dtr_world *world, node *n, int at) {
-    const offer *o = &world->control.plane->offer[n->lowest];
+    const location *o = dtr__control_place(world, n->lowest);
     n->warned = true;
     DTR_WARN(world,
              "node %d (host %s) cannot be reached over TCP (%s): what its ranks do and that they "

@@ -25,18 +25,28 @@ enum {
 #define NEVER_MET_NS (10000 * MS)
 #define EARLY_NS (30000 * MS) /* how long a failure record waits for its group to be made here */
 
-/* What a rank sends the others at world creation. */
+/* Where a rank is, mostly as the others of its node: kept once for all that say the same. */
+typedef struct location {
+    uint64_t machine; /* equal where loopback leads from one to the other */
+    struct in6_addr address[ADDRESSES];
+    char host[64];
+    uint16_t n_addresses;
+    bool any; /* listens on all addresses, loopback among them, at port[0] */
+} location;
+
 typedef struct offer {
     uint32_t pid;
+    int32_t place; /* in the table of the rank that keeps it */
     bool takes_part;
-    bool any;  /* listens on all addresses, loopback among them, at port[0] */
     bool hmac; /* built with */
-    uint16_t n_addresses;
     uint16_t port[ADDRESSES];
-    struct in6_addr address[ADDRESSES];
-    uint64_t machine; /* equal where loopback leads from one to the other */
-    char host[64];
 } offer;
+
+/* What a rank sends the others at world creation. */
+typedef struct introduction {
+    location place;
+    offer offer;
+} introduction;
 
 typedef struct node {
     dtr__link *link;        /* with one of its ranks, the newest; NULL: none */
@@ -67,7 +77,9 @@ typedef struct question {
 
 /* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
 struct dtr__control {
-    offer *offer; /* [world size] */
+    offer *offer;           /* [world size] */
+    location *place;        /* as many as there are different ones */
+    introduction *received; /* [world size] while it is opened */
     unsigned char key[DTR__KEY_BYTES];
     bool hmac; /* proofs are made with it; else they are the key itself */
     int epoll, listener[ADDRESSES], n_listeners;
@@ -116,9 +128,15 @@ static inline bool dtr__control_theirs(const dtr_world *world, const dtr__link *
     return rank >= 0 && rank < world->size && world->node_of[rank] == world->node_of[l->rank];
 }
 
+static inline const location *dtr__control_place(const dtr_world *world, int rank) {
+    const dtr__control *c = world->control.plane;
+    return &c->place[c->offer[rank].place];
+}
+
 /* Loopback leads to ranks of the same host and network namespace only. */
-static inline bool dtr__control_same_machine(const dtr_world *world, const offer *to) {
-    return to->any && to->machine == world->control.plane->offer[world->rank].machine;
+static inline bool dtr__control_same_machine(const dtr_world *world, int rank) {
+    const location *to = dtr__control_place(world, rank);
+    return to->any && to->machine == dtr__control_place(world, world->rank)->machine;
 }
 
 void dtr__control_free_links(dtr__control *c);

@@ -32,7 +32,8 @@ static void clear_suspicion(dtr__control *c, int rank) {
 
 /* Its node has not reported what became of it. */
 static void lose_suspect(dtr_world *world, int rank, int64_t now) {
-    const offer *o = &world->control.plane->offer[rank];
+    const char *host = dtr__control_place(world, rank)->host;
+    const uint32_t pid = world->control.plane->offer[rank].pid;
     dtr__rank_report d;
     char text[DTR__RANK_FAILURE_TEXT];
     if (dtr__control_report_of(world, rank, &d)) {
@@ -40,13 +41,13 @@ static void lose_suspect(dtr_world *world, int rank, int64_t now) {
             text, sizeof text,
             "rank %d (host %s, pid %u) died or ended without dtr_world_destroy: its connection "
             "has ended; %.1f s before it was reported: %s",
-            rank, o->host, o->pid, (double)(now - d.seen_ns) * 1e-9, d.doing);
+            rank, host, pid, (double)(now - d.seen_ns) * 1e-9, d.doing);
     } else {
         snprintf(
             text, sizeof text,
             "rank %d (host %s, pid %u) died or ended without dtr_world_destroy: its connection "
             "has ended",
-            rank, o->host, o->pid);
+            rank, host, pid);
     }
     lose(world, rank, DTR_ERR_REMOTE, text);
 }
@@ -56,11 +57,12 @@ static void lose_node(dtr_world *world, int n, const char *why) {
     dtr__control *c = world->control.plane;
     char text[DTR__RANK_FAILURE_TEXT];
     for (int r = 0; r < world->size; r++) {
+        const char *host = dtr__control_place(world, r)->host;
         if (world->node_of[r] == n && !c->gone[r]) {
             snprintf(text, sizeof text,
                      "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
                      "%g s (%s)",
-                     r, c->offer[r].host, c->offer[r].pid, n, c->offer[r].host, c->silence_s, why);
+                     r, host, c->offer[r].pid, n, host, c->silence_s, why);
             lose(world, r, DTR_ERR_REMOTE, text);
         }
     }
@@ -152,8 +154,9 @@ static void use_link(dtr__control *c, node *n, dtr__link *l) {
 
 /* Where its port can be reached: what this rank has dialed, or an address of its own offer. */
 static void note_address(const dtr_world *world, dtr__control *c, const dtr__link *l) {
-    const offer *o = &c->offer[l->rank];
-    bool offered = l->dialed || (dtr__control_same_machine(world, o) && is_loopback(&l->address));
+    const location *o = dtr__control_place(world, l->rank);
+    bool offered =
+        l->dialed || (dtr__control_same_machine(world, l->rank) && is_loopback(&l->address));
     for (int i = 0; i < o->n_addresses && i < ADDRESSES && !offered; i++) {
         offered = memcmp(&o->address[i], &l->address, sizeof l->address) == 0;
     }

@@ -14,8 +14,7 @@ enum { WORDS = sizeof(dtr__rank_report) / sizeof(uint64_t) };
 typedef struct entry {
     _Atomic uint64_t version; /* odd while the words change, 0 before the first report */
     _Atomic uint64_t word[WORDS];
-    _Atomic int32_t dead; /* a dtr_status < 0: `failure` is complete and stays; 0: none */
-    char failure[DTR__RANK_FAILURE_TEXT];
+    char failure[DTR__RANK_FAILURE_TEXT]; /* complete and stays once its rank is dead */
 } entry;
 
 /* Zeroed at first. Who has written nothing has counts of 0, and then nobody touches the rest: the
@@ -23,11 +22,11 @@ typedef struct entry {
 struct dtr__board {
     _Atomic uint32_t failures, reports, wants;
     int32_t n_ranks, n_nodes; /* constant; written before any of these counts */
-    _Atomic int64_t time[];   /* wanted [n_ranks], received [n_nodes]; then entry [n_ranks] */
+    _Atomic int64_t time[];   /* wanted [n_ranks], received [n_nodes]; behind: */
 };
 
 size_t dtr__board_bytes(int n_ranks, int n_nodes) {
-    return sizeof(dtr__board) + sizeof(int64_t) * ((size_t)n_ranks + (size_t)n_nodes) +
+    return sizeof(dtr__board) + sizeof(int64_t) * (2 * (size_t)n_ranks + (size_t)n_nodes) +
            sizeof(entry) * (size_t)n_ranks;
 }
 
@@ -36,8 +35,14 @@ void dtr__board_init(dtr__board *b, int n_ranks, int n_nodes) {
     b->n_nodes = n_nodes;
 }
 
+/* [n_ranks] a dtr_status < 0 of those that have failed, 0 of others. */
+static _Atomic int64_t *dead_of(const dtr__board *b, int world_rank) {
+    return &((dtr__board *)b)->time[b->n_ranks + b->n_nodes + world_rank];
+}
+
+/* [n_ranks], the last. */
 static entry *entry_of(const dtr__board *b, int world_rank) {
-    return (entry *)&((dtr__board *)b)->time[b->n_ranks + b->n_nodes] + world_rank;
+    return (entry *)dead_of(b, b->n_ranks) + world_rank;
 }
 
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__rank_report *d) {
@@ -63,17 +68,17 @@ bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d) {
 
 void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, const char *text) {
     entry *e = entry_of(b, world_rank);
-    if (atomic_load(&e->dead) == 0) {
+    if (atomic_load(dead_of(b, world_rank)) == 0) {
         snprintf(e->failure, sizeof e->failure, "%s", text);
-        atomic_store(&e->dead, (int32_t)status);
+        atomic_store(dead_of(b, world_rank), (int64_t)status);
         atomic_fetch_add(&b->failures, 1);
     }
 }
 
 const char *dtr__board_failure(const dtr__board *b, int world_rank, dtr_status *status) {
-    const entry *e = atomic_load(&b->failures) != 0 ? entry_of(b, world_rank) : NULL;
-    *status = e != NULL ? (dtr_status)atomic_load(&e->dead) : DTR_OK;
-    return *status != DTR_OK ? e->failure : NULL;
+    const bool any = atomic_load(&b->failures) != 0;
+    *status = any ? (dtr_status)atomic_load(dead_of(b, world_rank)) : DTR_OK;
+    return *status != DTR_OK ? entry_of(b, world_rank)->failure : NULL;
 }
 
 uint32_t dtr__board_failures(const dtr__board *b) {

@@ -276,7 +276,8 @@ static bool back_pages(const dtr__arena *a, uint64_t offset, uint64_t nbytes) {
            fallocate(a->fd, 0, (off_t)from, (off_t)(offset + nbytes - from)) == 0;
 }
 
-void *dtr__arena_alloc(dtr_world *world, size_t nbytes, size_t align) {
+/* `huge`: by huge pages where it is large. */
+static void *take(dtr_world *world, size_t nbytes, size_t align, bool huge) {
     dtr__arena *a = world->memory.arena;
     uint64_t offset;
     if (a == NULL) {
@@ -290,11 +291,16 @@ void *dtr__arena_alloc(dtr_world *world, size_t nbytes, size_t align) {
     }
     pthread_mutex_unlock(&a->lock);
     void *p = got ? dtr__arena_at(world, a->local_rank, offset) : NULL;
-    if (got && nbytes >= HUGE_FROM && atomic_load_explicit(&a->huge, memory_order_relaxed) &&
+    if (got && huge && nbytes >= HUGE_FROM &&
+        atomic_load_explicit(&a->huge, memory_order_relaxed) &&
         dtr__huge_back(p, nbytes) == EINVAL) {
         atomic_store_explicit(&a->huge, false, memory_order_relaxed); /* a kernel without */
     }
     return p;
+}
+
+void *dtr__arena_alloc(dtr_world *world, size_t nbytes, size_t align) {
+    return take(world, nbytes, align, true);
 }
 
 static bool locate(const dtr__arena *a, const void *ptr, size_t nbytes, int *local_rank,
@@ -326,10 +332,24 @@ static bool is_kept(const dtr__arena *a, uint64_t offset, uint64_t nbytes) {
     return i < n;
 }
 
-static void punch(const dtr__arena *a, uint64_t offset, uint64_t nbytes) {
+static bool punch(const dtr__arena *a, uint64_t offset, uint64_t nbytes) {
     uint64_t from = (offset + SMALL_PAGE - 1) / SMALL_PAGE * SMALL_PAGE;
     uint64_t to = (offset + nbytes) / SMALL_PAGE * SMALL_PAGE;
-    fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from));
+    return to > from && fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
+                                  (off_t)(to - from)) == 0;
+}
+
+/* Whole pages become holes, which take memory when they are first touched; not in /dev/shm, which
+ * may be full by then. */
+static void zero(const dtr__arena *a, char *p, uint64_t offset, uint64_t nbytes) {
+    const uint64_t head = (SMALL_PAGE - offset % SMALL_PAGE) % SMALL_PAGE;
+    const uint64_t tail = (offset + nbytes) % SMALL_PAGE;
+    if (!a->named && punch(a, offset, nbytes)) {
+        memset(p, 0, head);
+        memset(p + nbytes - tail, 0, tail);
+    } else {
+        memset(p, 0, nbytes);
+    }
 }
 
 /* The memory of a block that has private pages. A stopped rank may still store into those of the
@@ -488,12 +508,12 @@ bool dtr__arena_share(dtr_world *world, size_t nbytes, void **each, int *mpi_cod
     uint64_t mine = UINT64_MAX, at[world->local_size];
     int here = 0;
     bool all = true;
-    void *p = nbytes > 0 && dtr__arena_usable(world) ? dtr__arena_alloc(world, nbytes, 64) : NULL;
+    void *p = nbytes > 0 && dtr__arena_usable(world) ? take(world, nbytes, 64, false) : NULL;
     if (p != NULL && !dtr__arena_find(world, p, nbytes, &here, &mine)) {
         mine = UINT64_MAX;
     }
-    if (p != NULL) {
-        memset(p, 0, nbytes);
+    if (p != NULL && mine != UINT64_MAX) {
+        zero(world->memory.arena, p, mine, nbytes);
     }
     memset(each, 0, sizeof *each * (size_t)world->local_size);
     *mpi_code = MPI_Allgather(&mine, 1, MPI_UINT64_T, at, 1, MPI_UINT64_T, world->mpi.node_comm);

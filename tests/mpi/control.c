@@ -84,8 +84,9 @@ ssize_t our_send(int fd, const void *data, size_t nbytes, int flags) {
 /* To the first port of a rank, over loopback where that leads there. */
 static int call_rank(int r) {
     const offer *o = &control()->offer[r];
-    const bool here = dtr__control_same_machine(th_world(), o);
-    const struct in6_addr at = here ? dtr__link_ipv4(htonl(INADDR_LOOPBACK)) : o->address[0];
+    const bool here = dtr__control_same_machine(th_world(), r);
+    const struct in6_addr at = here ? dtr__link_ipv4(htonl(INADDR_LOOPBACK))
+                                    : dtr__control_place(th_world(), r)->address[0];
     struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = htons(o->port[0]) };
     struct sockaddr_in6 six = { .sin6_family = AF_INET6,
                                 .sin6_port = htons(o->port[0]),
@@ -344,6 +345,7 @@ END_TEST
 /* CP3: ports are open on the named interface and on no other. */
 START_TEST(CP3_one_interface) {
     const offer *o = &control()->offer[th_rank()];
+    const location *at = dtr__control_place(th_world(), th_rank());
     int n = 0;
     for (int fd = 3; fd < FDS_MOST; fd++) {
         int listens = 0;
@@ -352,17 +354,17 @@ START_TEST(CP3_one_interface) {
         int port = port_of(fd, getsockname, &address);
         (void)getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &nbytes);
         if (listens && is_port_of(th_rank(), port)) {
-            bool offered = IN6_IS_ADDR_UNSPECIFIED(&address) && o->any;
-            for (int i = 0; i < o->n_addresses; i++) {
-                offered |= !o->any && memcmp(&address, &o->address[i], sizeof address) == 0 &&
+            bool offered = IN6_IS_ADDR_UNSPECIFIED(&address) && at->any;
+            for (int i = 0; i < at->n_addresses; i++) {
+                offered |= !at->any && memcmp(&address, &at->address[i], sizeof address) == 0 &&
                            o->port[i] == port;
             }
             n++;
             TH_CHECK(offered, "port %d is open on an address that was not named", port);
         }
     }
-    TH_CHECK(n == (o->any ? 1 : o->n_addresses), "%d ports are open", n);
-    TH_CHECK(o->any == (getenv("DTR_CONTROL_INTERFACE") == NULL), "on any: %d", (int)o->any);
+    TH_CHECK(n == (at->any ? 1 : at->n_addresses), "%d ports are open", n);
+    TH_CHECK(at->any == (getenv("DTR_CONTROL_INTERFACE") == NULL), "on any: %d", (int)at->any);
     TH_AGREE();
 }
 END_TEST

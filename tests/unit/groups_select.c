@@ -1,6 +1,7 @@
 /* What groups decide without other ranks: the backend text, names of backends, what an agreement
  * makes of everybody's entries, and calls on NULL handles. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +169,47 @@ START_TEST(NEW35_colours_are_numbered_ascending) {
     ck_assert_int_eq(dtr__agreement_members(ranks, entry, N, 70, members), 2);
     ck_assert_int_eq(members[0], 3);
     ck_assert_int_eq(members[1], 0);
+}
+END_TEST
+
+enum { CROWD = 50000, SMALL_STACK = 128 << 10 };
+
+/* Every second one of many. */
+static void *list_many(void *arg) {
+    int *members = arg;
+    dtr__entry *e = calloc(2, sizeof *e);
+    const dtr__entry **all = calloc(CROWD, sizeof(dtr__entry *));
+    int *who = calloc(CROWD, sizeof *who);
+    ck_assert(e != NULL && all != NULL && who != NULL);
+    e[0].index = 1;
+    e[1].index = 2;
+    for (int i = 0; i < CROWD; i++) {
+        all[i] = &e[i % 2];
+        who[i] = 3 * i;
+    }
+    members[CROWD] = dtr__agreement_members(who, all, CROWD, 2, members);
+    free(e);
+    free((void *)all);
+    free(who);
+    return NULL;
+}
+
+/* What grows with the ranks is not on the stack. */
+START_TEST(NEW35_many_members_on_a_small_stack) {
+    int *members = calloc(CROWD + 1, sizeof *members);
+    pthread_attr_t attr;
+    pthread_t thread;
+    ck_assert_ptr_nonnull(members);
+    ck_assert_int_eq(pthread_attr_init(&attr), 0);
+    ck_assert_int_eq(pthread_attr_setstacksize(&attr, SMALL_STACK), 0);
+    ck_assert_int_eq(pthread_create(&thread, &attr, list_many, members), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    pthread_attr_destroy(&attr);
+    ck_assert_int_eq(members[CROWD], CROWD / 2);
+    for (int i = 0; i < CROWD / 2; i++) {
+        ck_assert_int_eq(members[i], 3 * (2 * i + 1));
+    }
+    free(members);
 }
 END_TEST
 
@@ -340,6 +382,7 @@ static void make(Suite *s) {
         NEW13_largest_counter,
         NEW13_named_groups_leave_the_counter,
         NEW35_colours_are_numbered_ascending,
+        NEW35_many_members_on_a_small_stack,
         NEW37_values_of_both_sides,
         NEW37_long_values_differ_beyond_the_cut,
         NEW38_a_failure_is_everybodys,

@@ -18,6 +18,7 @@ static struct {
     dtr__control plane;
     node node[NODES];
     offer offer[NODES];
+    location place;
     int node_of[NODES], local_rank_of[NODES], local_world[1];
     int64_t suspect_ns[NODES], asked_ns[NODES];
     struct in6_addr known[NODES];
@@ -49,6 +50,7 @@ static void begin(void) {
     t.world.control.plane = c;
     c->node = t.node;
     c->offer = t.offer;
+    c->place = &t.place;
     c->suspect_ns = t.suspect_ns;
     c->asked_ns = t.asked_ns;
     c->known = t.known;
