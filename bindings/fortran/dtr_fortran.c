@@ -209,6 +209,12 @@ FORTRAN(work_test(dtr_work **work, CFI_cdesc_t *done, ENDING)) {
     dtr_f_end(&c);
 }
 
+FORTRAN(work_release(dtr_work **work, ENDING)) {
+    dtr_work *left = *work;
+    *work = NULL;
+    PLAIN(work_release, dtr_work_release(left));
+}
+
 /* The handles of an array, which may be a section. */
 static dtr_work **list_works(dtr_f_call *c, const CFI_cdesc_t *works) {
     dtr_work **list = calloc((size_t)works->dim[0].extent + 1, sizeof *list);

@@ -5,7 +5,7 @@
 ! Run: mpirun -n 4 ./heat_fortran
 program heat
   use, intrinsic :: iso_fortran_env, only: real64
-  use mpi, only: MPI_COMM_WORLD, MPI_Init, MPI_Finalize
+  use mpi
   use dtr
   implicit none
   integer, parameter :: cells = 60, steps = 600, report = 200

@@ -21,6 +21,7 @@ program calls
   r = dtr_world_rank(world)
   call matrix_all(group, wrong)
   call operators
+  call waits
   call extremes
   call sums
   call other_types
@@ -67,6 +68,36 @@ contains
     mean = r
     call dtr_allreduce(group, mean, op=DTR_AVG)
     call expect(mean == (n - 1)/2d0, __LINE__)
+  end subroutine
+
+  ! Rank 0 waits for what has not been sent yet.
+  subroutine waits
+    type(dtr_work) :: work
+    integer, asynchronous :: x
+    integer :: stat
+    logical :: done
+    real(c_double) :: duration
+    x = -1
+    if (n > 1 .and. r == 0) then
+      call dtr_recv(group, x, 1, tag=5, work=work)
+      call dtr_work_wait(work, timeout=0d0, stat=stat)
+      call dtr_work_test(work, done)
+      call expect(stat == DTR_IN_PROGRESS .and. .not. done .and. c_associated(work%handle), __LINE__)
+      call dtr_send(group, stat, 1, tag=6) ! now it may be sent
+    else if (r == 1) then
+      call dtr_recv(group, x, 0, tag=6)
+      x = 42
+      call dtr_send(group, x, 0, tag=5, work=work)
+      call dtr_work_release(work)
+      call expect(.not. c_associated(work%handle), __LINE__)
+    end if
+    duration = -1
+    if (n > 1 .and. r == 0) then
+      call dtr_work_wait(work, duration=duration)
+      call expect(x == 42 .and. duration >= 0 .and. .not. c_associated(work%handle), __LINE__)
+    end if
+    call dtr_work_wait(work) ! of none
+    call dtr_group_drain(group)
   end subroutine
 
   subroutine extremes
@@ -190,13 +221,14 @@ contains
     call dtr_allreduce(group, cube)
     call expect(all(cube == n*(1., 2.)), __LINE__)
     plane(2, 3) = 100 + r
+    plane(3, 4) = 200 + r
     call dtr_node_barrier(world)
     do i = 0, locals - 1
       call dtr_peer_pointer(world, plane, i, theirs, stat=stat)
       call expect(stat == DTR_OK .or. stat == DTR_ERR_UNSUPPORTED .or. dtr_world_node_count(world) > 1, __LINE__)
       if (stat == DTR_OK) call expect(theirs(2, 3) == 100 + theirs(1, 1) .and. all(shape(theirs) == [3, 4]), __LINE__)
       if (stat == DTR_OK) call dtr_peer_pointer(world, plane(2:3, 3:4), i, theirs)
-      if (stat == DTR_OK) call expect(theirs(1, 1) == 100 + theirs(2, 2) .and. all(shape(theirs) == 2), __LINE__)
+      if (stat == DTR_OK) call expect(theirs(1, 1) == theirs(2, 2) - 100 .and. all(shape(theirs) == 2), __LINE__)
     end do
     call dtr_peer_pointer(world, plane, local, theirs)
     call expect(associated(theirs, plane), __LINE__)

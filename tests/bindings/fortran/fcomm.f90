@@ -1,7 +1,6 @@
 ! A world over the program's communicator, with the ranks the other way round, and a communicator of one of its groups.
 program fcomm
-  use mpi, only: MPI_COMM_WORLD, MPI_INTEGER, MPI_Init, MPI_Finalize, MPI_Comm_rank, MPI_Comm_size, MPI_Comm_split, MPI_Comm_free, &
-    MPI_Allreduce, MPI_SUM, MPI_IN_PLACE, MPI_COMM_NULL
+  use mpi
   use dtr
   implicit none
   type(dtr_world) :: world
