@@ -1,5 +1,6 @@
 # Target `docs`: the API reference in HTML from the comments of the public headers, into build/.../docs/html. Present
-# where doxygen is; never part of `all`.
+# where doxygen is; never part of `all`. DTR_REFERENCE_XML is what manual pages and the site are made from, empty without doxygen.
+set(DTR_REFERENCE_XML "")
 find_package(Doxygen QUIET)
 if(NOT DOXYGEN_FOUND)
   dtr_summary_line(doxygen "not found: no target docs (API reference)")
@@ -39,3 +40,24 @@ foreach(layer IN LISTS layers) # what the page on internals links to
   list(APPEND internals ${readmes})
 endforeach()
 doxygen_add_docs(docs ${headers} ${pages} ${internals} "${PROJECT_SOURCE_DIR}/CHANGELOG.md" COMMENT "Writing docs/html/index.html")
+
+# The same headers as XML, again only where one has changed. doxygen_add_docs leaves its settings in a file.
+set(DOXYGEN_GENERATE_HTML NO)
+set(DOXYGEN_GENERATE_XML YES)
+set(DOXYGEN_XML_PROGRAMLISTING NO)
+set(DOXYGEN_WARN_AS_ERROR NO) # the target docs looks at these
+set(DOXYGEN_WARNINGS NO)
+set(DOXYGEN_USE_MDFILE_AS_MAINPAGE "")
+set(DOXYGEN_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/docs/reference")
+doxygen_add_docs(docs-xml ${headers})
+set(files "${PROJECT_BINARY_DIR}/include/dtr/version.h")
+foreach(layer IN LISTS layers)
+  file(GLOB of_layer CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${layer}/include/dtr/*.h")
+  list(APPEND files ${of_layer})
+endforeach()
+set(DTR_REFERENCE_XML "${PROJECT_BINARY_DIR}/docs/reference/xml/index.xml")
+add_custom_command(OUTPUT "${DTR_REFERENCE_XML}"
+  COMMAND ${CMAKE_COMMAND} -E make_directory "${PROJECT_BINARY_DIR}/docs/reference"
+  COMMAND Doxygen::doxygen "${CMAKE_CURRENT_BINARY_DIR}/Doxyfile.docs-xml"
+  DEPENDS ${files} "${CMAKE_CURRENT_BINARY_DIR}/Doxyfile.docs-xml" COMMENT "Reading the comments of the public headers")
+add_custom_target(reference-xml DEPENDS "${DTR_REFERENCE_XML}")

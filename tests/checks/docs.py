@@ -84,7 +84,7 @@ folders |= {"/".join(f.split("/")[:n]) for f in folders for n in range(1, f.coun
 everything = "\n".join(sources.values())
 program_options = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", everything))
 program_options |= {"--" + name for name in re.findall(r'\{ ?"([a-z][a-z0-9-]+)"', everything)}  # of getopt_long
-OTHER_TOOLS = {"--bind-to", "--prefix", "--install", "--target", "--test-dir", "--enable-recovery", "--output-on-failure", "--cflags",
+OTHER_TOOLS = {"--bind-to", "--prefix", "--install", "--component", "--target", "--test-dir", "--enable-recovery", "--output-on-failure", "--cflags",
                "--libs", "--recurse-submodules", "--mpi"}
 
 for page in PAGES:
@@ -95,7 +95,7 @@ for page in PAGES:
         if re.search(r"\.(c|h|cu|py|def|cmake|md)$", name) and "*" not in name and "NAME" not in name:
             checked += 1
             if "/" not in name:
-                exists = name in bases or name in ("nccl.h", "mpi.h", "dlpack.h", "train.c", "app.c")
+                exists = name in bases or name in ("nccl.h", "mpi.h", "dlpack.h", "train.c", "app.c") or "/* %s: " % name in text
             else:
                 exists = any(f == name or f.endswith("/" + name) for f in [*files, *headers]) or os.path.normpath(os.path.join(here, name)) in files
             if not exists:
