@@ -6,9 +6,16 @@
 The list is what `dtr-ddp-bench --model NAME --list` prints. The backward pass is device-like: it sleeps for each
 parameter's share of --compute-ms and leaves the core free. Of torch's step the same step under no_sync() is taken off,
 so what autograd itself costs does not count; of dtr's only the sleeping is.
+
+  mpirun -n 2 scripts/bench/ddp_torch.py --gpt 4,256
+
+takes steps of a real model in torch, with its gradients averaged by torch's own DistributedDataParallel on Gloo, on the backend
+dtr (bindings/torch), and on that with buckets in memory the ranks share; `local` is the step under no_sync().
 """
+import contextlib
 import ctypes
 import json
+import os
 import sys
 import time
 
@@ -23,9 +30,13 @@ FLOOR_S = 1e-4  # exposed times below are noise
 
 def options():
     parser = arguments(__doc__, 5)
-    parser.add_argument("--list", required=True, help="file with one parameter a line: name and sizes")
+    parser.add_argument("--list", help="file with one parameter a line: name and sizes")
+    parser.add_argument("--gpt", metavar="LAYERS,WIDTH", help="steps of a GPT-2-like model through the backend dtr instead")
     parser.add_argument("--compute-ms", type=float, default=300, help="length of one backward (%(default)s)")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if bool(chosen.list) == bool(chosen.gpt):
+        parser.error("one of --list and --gpt is needed")
+    return chosen
 
 
 def read_list(path):
@@ -147,8 +158,101 @@ class Bench:
                 "dtr_ms": 1e3 * median(dtr_s), "ratio": median([a / b for a, b in zip(torch_s, dtr_s)])}
 
 
+def gpt(torch, layers, width, vocabulary=4096, context=64):
+    """A model of the shape of GPT-2: embeddings, blocks with a norm before each part, a head."""
+    class Gpt(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.place = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(context, width)
+            self.blocks = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(
+                width, max(1, width // 64), 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True)
+                for _ in range(layers))
+            self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+            self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(context))
+
+        def forward(self, tokens):
+            x = self.token(tokens) + self.place.weight
+            for block in self.blocks:
+                x = block(x, src_mask=self.mask)
+            return self.head(self.norm(x))
+
+    return Gpt(), lambda: torch.randint(vocabulary, (2, context))
+
+
+class Steps:
+    """The same model under every contender; all have to come to the same gradients."""
+
+    def __init__(self, torch, dtr_torch, layers, width):
+        self.torch, self.dist = torch, torch.distributed
+        plain = torch.nn.parallel.DistributedDataParallel
+        gloo = self.dist.new_group(backend="gloo")
+        self.models = {}
+        for name, cls, group in (("gloo", plain, gloo), ("dtr", plain, None),
+                                 ("shared", dtr_torch.DistributedDataParallel, None)):
+            torch.manual_seed(1)
+            model, batch = gpt(torch, layers, width)
+            self.models[name] = cls(model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+        torch.manual_seed(2 + self.dist.get_rank())
+        self.tokens = batch()
+
+    def step(self, who):
+        """The time of one forward and backward pass on the slowest rank."""
+        model = self.models["gloo" if who == "local" else who]
+        model.zero_grad(set_to_none=False)
+        self.dist.barrier()
+        start = time.perf_counter()
+        with model.no_sync() if who == "local" else contextlib.nullcontext():
+            logits = model(self.tokens)
+            self.torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
+        took = self.torch.tensor([time.perf_counter() - start], dtype=self.torch.float64)
+        self.dist.all_reduce(took, self.dist.ReduceOp.MAX)
+        return float(took)
+
+    def wrong(self):
+        want = [p.grad for p in self.models["gloo"].parameters()]
+        return sum(int(not self.torch.allclose(p.grad, w, rtol=1e-4, atol=1e-6))
+                   for who in ("dtr", "shared") for p, w in zip(self.models[who].parameters(), want))
+
+
+def main_gpt(chosen):
+    import torch
+    import torch.distributed as dist
+    import dtr_torch
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(chosen.threads)
+    dist.init_process_group("dtr")
+    steps, contenders, runs = Steps(torch, dtr_torch, *map(int, chosen.gpt.split(","))), ("local", "gloo", "dtr", "shared"), []
+    numel = sum(p.numel() for p in steps.models["dtr"].parameters())
+    for who in ("gloo", "dtr", "shared") * 3:  # torch makes its buckets anew after the first step
+        steps.step(who)
+    wrong = steps.wrong()
+    if dist.get_rank() == 0:
+        print("# torch %s, dtr %s; %d ranks, %d thread(s) each; %d parameters; wrong: %d" %
+              (torch.__version__, dtr_torch.__version__, dist.get_world_size(), chosen.threads, numel, wrong))
+        print("#%4s" % "run" + "".join("%13s" % (who + " (ms)") for who in contenders) + "%12s%12s" % ("gloo/dtr", "gloo/shared"))
+    for run in range(1, chosen.runs + 1):
+        samples = {who: [] for who in contenders}
+        for turn in range(chosen.rounds):
+            for k in range(4):
+                who = contenders[(k + turn) % 4]
+                samples[who].append(steps.step(who))
+        row = {who: 1e3 * median(samples[who]) for who in contenders}
+        ratios = [median([a / b for a, b in zip(samples["gloo"], samples[who])]) for who in ("dtr", "shared")]
+        runs.append(dict(row, run=run, ratio_dtr=ratios[0], ratio_shared=ratios[1]))
+        if dist.get_rank() == 0:
+            print("%5d" % run + "".join("%13.1f" % row[who] for who in contenders) + "%12.2f%12.2f" % tuple(ratios), flush=True)
+    if dist.get_rank() == 0 and chosen.json:
+        with open(chosen.json, "w", encoding="utf-8") as out:
+            json.dump({"tool": "ddp_torch --gpt", "torch": torch.__version__, "ranks": dist.get_world_size(), "parameters": numel,
+                       "wrong": wrong, "runs": runs}, out, indent=1)
+    dtr_torch.shutdown()
+    return 1 if wrong else 0
+
+
 def main():
     chosen = options()
+    if chosen.gpt:
+        return main_gpt(chosen)
     shapes = read_list(chosen.list)
     dtr, torch = open_both(chosen)
     bench = Bench(dtr, torch, shapes)

@@ -85,7 +85,7 @@ everything = "\n".join(sources.values())
 program_options = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", everything))
 program_options |= {"--" + name for name in re.findall(r'\{ ?"([a-z][a-z0-9-]+)"', everything)}  # of getopt_long
 OTHER_TOOLS = {"--bind-to", "--prefix", "--install", "--component", "--target", "--test-dir", "--enable-recovery", "--output-on-failure", "--cflags",
-               "--libs", "--recurse-submodules", "--mpi"}
+               "--libs", "--recurse-submodules", "--mpi", "--no-build-isolation", "--nproc-per-node"}
 
 for page in PAGES:
     text = read(page)
