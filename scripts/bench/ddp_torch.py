@@ -191,7 +191,7 @@ class Steps:
                                  ("shared", dtr_torch.DistributedDataParallel, None)):
             torch.manual_seed(1)
             model, batch = gpt(torch, layers, width)
-            self.models[name] = cls(model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+            self.models[name] = cls(model, process_group=group, gradient_as_bucket_view=True)
         torch.manual_seed(2 + self.dist.get_rank())
         self.tokens = batch()
 
@@ -227,7 +227,7 @@ def main_gpt(chosen):
         steps.step(who)
     wrong = steps.wrong()
     if dist.get_rank() == 0:
-        print("# torch %s, dtr %s; %d ranks, %d thread(s) each; %d parameters; wrong: %d" %
+        print("# torch %s, %s; %d ranks, %d thread(s) each; %d parameters; wrong: %d" %
               (torch.__version__, dtr_torch.__version__, dist.get_world_size(), chosen.threads, numel, wrong))
         print("#%4s" % "run" + "".join("%13s" % (who + " (ms)") for who in contenders) + "%12s%12s" % ("gloo/dtr", "gloo/shared"))
     for run in range(1, chosen.runs + 1):

@@ -476,9 +476,24 @@ WorkPtr ProcessGroupDtr::barrier(const c10d::BarrierOptions &options) {
 void ProcessGroupDtr::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all) {
     std::vector<int> missing(size_);
     int n = 0;
-    const double limit = seconds(options.timeout);
+    const double limit = options.timeout < std::chrono::milliseconds(0)
+                             ? -1
+                             : std::chrono::duration<double>(options.timeout).count();
     note_call_site();
-    check(dtr_monitored_barrier(live(), limit > 0 ? limit : -1, wait_all, missing.data(), &n));
+    try {
+        check(dtr_monitored_barrier(live(), limit, wait_all, missing.data(), &n));
+    } catch (c10::Error &error) {
+        if (n > 0) { // what Gloo says, for programs that look for it
+            std::string ranks = std::to_string(missing[0]);
+            for (int i = 1; i < n; i++) {
+                ranks += ", " + std::to_string(missing[i]);
+            }
+            error.add_context((n == 1 ? "Rank " : "Ranks ") + ranks +
+                              " failed to pass monitoredBarrier in " +
+                              std::to_string(options.timeout.count()) + " ms");
+        }
+        throw;
+    }
 }
 
 } // namespace dtr_torch

@@ -21,7 +21,7 @@ from ._C import Options
 
 _torch_rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
 
-__version__ = getattr(_C, "version", str)()
+__version__ = _C.version()
 __all__ = ["DistributedDataParallel", "Options", "shared_memory", "shutdown"]
 
 _C.skip_folders([os.path.join(os.path.dirname(os.path.abspath(module.__file__)), "") for module in (torch, _C)])
