@@ -25,7 +25,7 @@ dtr_value() {
 # ---- packages ----------------------------------------------------------------------------------
 
 # What the build and the tests need, as Debian package:kind:name. A requirement is met when the command is in PATH or
-# pkg-config knows the library, wherever it came from, or Python finds the module, or the header or the file is there; the package name is only for installing.
+# pkg-config knows the library, wherever it came from, or the system's Python finds the module, or the header or the file is there; the package name is only for installing.
 DTR_NEEDS=(
     build-essential:command:c++
     cmake:command:cmake
@@ -51,7 +51,7 @@ dtr_have() { # dtr_have KIND NAME[:ALTERNATIVE]
         case $kind in
             command) command -v "$name" >/dev/null && return 0 ;;
             library) pkg-config --exists "$name" 2>/dev/null && return 0 ;;
-            python) python3 -c "import $name" 2>/dev/null && return 0 ;;
+            python) { [ ! -x /usr/bin/python3 ] || /usr/bin/python3 -c "import $name" 2>/dev/null; } && return 0 ;;
             file) [ -e "$name" ] && return 0 ;;
             header) { [ -f "/usr/include/$name" ] || [ -f "/usr/local/include/$name" ]; } && return 0 ;;
         esac
