@@ -1,6 +1,7 @@
 """Makes the extension module dtr._dtr from the headers of the installed C library.
 
 The library is the one of pkg-config's dtr.pc, looked for below DTR_PREFIX first where that is set.
+With DTR_NO_RPATH=1 the module does not name the library's folder, for packages of a system.
 Its declarations are what the C compiler sees of <dtr/dtr.h>, so that no list is kept by hand; the
 compiler then checks them once more against the headers.
 """
@@ -176,9 +177,10 @@ def declarations(include):
 def make():
     library = find_library()
     builder = FFI()
+    folders = [] if os.environ.get("DTR_NO_RPATH") == "1" else [library["libdir"]]
     builder.cdef(declarations(library["include"]) + BY_HAND)
     builder.set_source("dtr._dtr", SOURCE, include_dirs=library["include"], library_dirs=[library["libdir"]], libraries=["dtr"],
-                       runtime_library_dirs=[library["libdir"]], extra_compile_args=["-std=gnu11", "-O1", "-Wno-deprecated-declarations"])
+                       runtime_library_dirs=folders, extra_compile_args=["-std=gnu11", "-O1", "-Wno-deprecated-declarations"])
     return builder
 
 

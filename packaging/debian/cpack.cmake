@@ -82,9 +82,9 @@ dtr_deb(tools dtr-tools science "Distributed Tensor Runtime - programs
 ${about}
 .
 This package has dtr-info, which shows build and machine, dtr-doctor, which
-says why a job hangs, the measuring programs dtr-bench, dtr-ddp-bench and
-dtr-recorder-cost, and scripts that run them over many sizes, also under
-schedulers."
+says why a job hangs, dtr-top, which shows a running job, the measuring
+programs dtr-bench, dtr-ddp-bench and dtr-recorder-cost, and scripts that run
+them over many sizes, also under schedulers."
   DEPENDS "${library} (= ${full_version}), python3"
   RECOMMENDS ${mpi_bin}
   SUGGESTS "libdtr-dev, python3-matplotlib")

@@ -2,6 +2,8 @@
 
 Usage: dtr_deb.py stage FOLDER VERSION MAINTAINER COMPONENT=PACKAGE...    FOLDER has a folder of each component
        dtr_deb.py finish FILE.deb...
+       dtr_deb.py python PACKAGES                                     PACKAGES has what was made before
+       dtr_deb.py can-python                                          status 0: this machine has what that takes
 
 stage:
 - manual pages of commands and completions go to the tools, whatever component installed them
@@ -11,9 +13,12 @@ stage:
 finish:
 - libraries are made known by a trigger, not by scripts of the package
 - libraries of several architectures may be installed side by side
+python:
+- python3-dtr, built by pip over the library and headers of the other packages, for the system's Python
 """
 import datetime
 import email.utils
+import glob
 import gzip
 import os
 import re
@@ -171,4 +176,91 @@ def finish(*packages):
             subprocess.run(["dpkg-deb", "-Zxz", "--root-owner-group", "--build", tree, package], check=True, stdout=subprocess.DEVNULL)
 
 
-{"stage": stage, "finish": finish}[sys.argv[1]](*sys.argv[2:])
+PYTHON = """\
+Package: python3-dtr
+Source: dtr
+Version: {version}
+Architecture: {architecture}
+Maintainer: {maintainer}
+Section: python
+Priority: optional
+Depends: {library} (= {version}), python3 (>= 3.9~), python3-cffi-backend, python3-numpy, {libc}
+Recommends: {recommends}
+Suggests: python3-mpi4py
+Installed-Size: {size}
+Description: Distributed Tensor Runtime - package for Python
+ dtr gives programs under mpirun process groups, typed asynchronous collectives,
+ and gradient averaging beside the backward pass.
+ .
+ This package has the Python package dtr, which works on NumPy arrays and
+ other objects of DLPack without copies.
+"""
+# Compiled files are made where they are used, and go with the package.
+POSTINST = "#!/bin/sh\nset -e\nif command -v py3compile >/dev/null; then\n\tpy3compile -p python3-dtr\nfi\n"
+PRERM = "#!/bin/sh\nset -e\nif command -v py3clean >/dev/null; then\n\tpy3clean -p python3-dtr\nfi\n"
+
+
+def field(package, name):
+    return subprocess.run(["dpkg-deb", "--field", package, name], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def build_python(system, folder, target):
+    """What pip installs, without a path of libraries and in a copy: building leaves files beside the sources."""
+    source = os.path.join(folder, "python")
+    shutil.copytree(os.path.join(ROOT, "bindings/python"), source)
+    subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile",
+                    "--no-index", "--root-user-action=ignore", "--target", target, source], check=True,
+                   env=dict(os.environ, DTR_PREFIX=os.path.join(system, "usr"), DTR_NO_RPATH="1", PYTHONPATH="", PYTHONHOME=""))
+    for path in files(target):
+        if re.search(r"\.dist-info/(RECORD|direct_url\.json|REQUESTED)$", path):
+            os.remove(path)
+        elif path.endswith(".so"):
+            subprocess.run(["strip", "--strip-unneeded", path], check=True)
+
+
+def needs_libc(module, folder):
+    """The dependency on the C library, as dpkg-shlibdeps sees it."""
+    write(os.path.join(folder, "debian/control"), "Source: dtr\n\nPackage: python3-dtr\nArchitecture: any\n")
+    done = subprocess.run(["dpkg-shlibdeps", "-O", "--ignore-missing-info", "-l" + os.path.join(folder, "libraries"), "-e", module],
+                          cwd=folder, capture_output=True, text=True, check=True)
+    return re.search(r"libc6[^,\n]*", done.stdout).group(0)
+
+
+def python(packages):
+    (library,), (development,) = (glob.glob(os.path.join(packages, name)) for name in ("libdtr[0-9]*.deb", "libdtr-dev_*.deb"))
+    with tempfile.TemporaryDirectory() as folder:
+        system, tree = os.path.join(folder, "system"), os.path.join(folder, "tree")
+        for package in (library, development):
+            subprocess.run(["dpkg-deb", "--extract", package, system], check=True)
+        target = os.path.join(tree, "usr/lib/python3/dist-packages")
+        build_python(system, folder, target)
+        os.makedirs(os.path.join(folder, "libraries"))
+        for path in files(os.path.join(system, "usr/lib")):
+            if re.search(r"/libdtr\.so\.", path):
+                shutil.copy(path, os.path.join(folder, "libraries"), follow_symlinks=True)
+        version, maintainer = field(library, "Version"), field(library, "Maintainer")
+        prepare(os.path.join(tree, "usr"), "python3-dtr", copyright(), changelog(version, maintainer))
+        module, = glob.glob(os.path.join(target, "dtr/_dtr.abi3.so")) # of no version of Python
+        write(os.path.join(tree, "DEBIAN/control"), PYTHON.format(
+            version=version, maintainer=maintainer, library=field(library, "Package"), architecture=field(library, "Architecture"),
+            libc=needs_libc(module, folder), recommends=field(library, "Recommends"),
+            size=sum(os.path.getsize(path) for path in files(os.path.join(tree, "usr"))) // 1024 + 1))
+        sums = subprocess.run(["md5sum", *(os.path.relpath(path, tree) for path in files(os.path.join(tree, "usr")))], cwd=tree, check=True,
+                              capture_output=True, text=True).stdout
+        write(os.path.join(tree, "DEBIAN/md5sums"), sums)
+        for name, text in (("postinst", POSTINST), ("prerm", PRERM)):
+            write(os.path.join(tree, "DEBIAN", name), text)
+            os.chmod(os.path.join(tree, "DEBIAN", name), 0o755)
+        subprocess.run(["chmod", "-R", "u=rwX,go=rX", tree], check=True)
+        subprocess.run(["dpkg-deb", "-Zxz", "--root-owner-group", "--build", tree, packages], check=True, stdout=subprocess.DEVNULL)
+
+
+def can_python():
+    """Ends with status 0 where the system's Python has what building the package takes."""
+    look = ("import importlib.util, os, sys, sysconfig; "
+            "sys.exit(not all(map(importlib.util.find_spec, ('pip', 'setuptools', 'wheel', 'cffi'))) "
+            "or not os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))")
+    sys.exit(subprocess.run(["/usr/bin/python3", "-c", look], stderr=subprocess.DEVNULL).returncode)
+
+
+{"stage": stage, "finish": finish, "python": python, "can-python": can_python}[sys.argv[1]](*sys.argv[2:])

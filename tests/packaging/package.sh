@@ -93,11 +93,18 @@ case $case in
         contains libdtr-dev 'lib/[^ ]*/libdtr\.so' 'lib/[^ ]*/libdtr\.a' 'lib/[^ ]*/pkgconfig/dtr\.pc' 'lib/[^ ]*/cmake/dtr/dtr-config\.cmake' \
             'include/dtr/dtr\.h' 'include/dtr/dtr\.hpp' 'include/dtr/version\.h' 'share/doc/dtr/docs/user-guide\.md' 'share/dtr/examples/01_hello\.c'
         contains dtr-tools bin/dtr-info bin/dtr-doctor bin/dtr-bench bin/dtr-ddp-bench bin/dtr-recorder-cost share/dtr/scripts/bench/sweep
+        python=()
+        if python3 -B "$root/packaging/debian/dtr_deb.py" can-python; then
+            python=(python3-dtr)
+            contains python3-dtr 'lib/python3/dist-packages/dtr/__init__\.py' 'lib/python3/dist-packages/dtr/_dtr\.abi3\.so' \
+                'lib/python3/dist-packages/dtr-[^ ]*\.dist-info/METADATA'
+            [[ $(field python3-dtr Depends) == *python3-cffi-backend*libc6* ]] || fail "python3-dtr needs: $(field python3-dtr Depends)"
+        fi
         ! grep -v '^dtr-tools' "$dir/all" | grep -E 'usr/(bin|share/man/man1|share/bash-completion|share/zsh)/' || fail "these belong to dtr-tools"
         ! grep modulefiles "$dir/all" || fail "a module file is of no use in /usr"
         [[ $(field "libdtr$soversion" Depends) == *libc6*libjansson4* ]] || fail "shared libraries: $(field "libdtr$soversion" Depends)"
-        for package in libdtr-dev dtr-tools; do
-            [[ $(field $package Depends) == *"libdtr$soversion (= $(field "libdtr$soversion" Version))"* ]] || fail "$package takes any library"
+        for package in libdtr-dev dtr-tools "${python[@]}"; do
+            [[ $(field "$package" Depends) == *"libdtr$soversion (= $(field "libdtr$soversion" Version))"* ]] || fail "$package takes any library"
         done
         [ "$(dpkg-deb --ctrl-tarfile "$made/packages/libdtr$soversion"_*.deb | tar -xO ./shlibs)" = \
             "libdtr $soversion libdtr$soversion (>= $(field "libdtr$soversion" Version))" ] || fail "shlibs"
