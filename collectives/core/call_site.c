@@ -170,7 +170,7 @@ const char *dtr__call_site_text(const dtr__call *c, char *text, size_t cap) {
     Dl_info info;
     if (c->file != NULL) {
         snprintf(number, sizeof number, ":%d", c->line);
-        return put(text, cap, base(c->file), c->line > 0 ? number : "");
+        return put(text, cap, base(c->file), c->line != 0 ? number : "");
     }
     if (c->return_address != NULL && dladdr(c->return_address, &info) != 0 &&
         info.dli_fname != NULL) {
@@ -193,7 +193,7 @@ static _Thread_local struct {
 
 const char *dtr__call_site_cached(const dtr__call *c) {
     uintptr_t key = c->file == NULL ? (uintptr_t)c->return_address >> 2
-                    : c->line > 0   ? (uintptr_t)c->line
+                    : c->line != 0  ? (uintptr_t)c->line
                                     : (uintptr_t)c->file >> 4;
     unsigned slot = (unsigned)(key ^ key >> 5) % SITES;
     if (sites[slot].file != c->file || sites[slot].line != c->line ||

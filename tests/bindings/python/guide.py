@@ -19,8 +19,10 @@ for program, ranks, name, output in shown:
     with open(path, "w", encoding="utf-8") as file:
         file.write(program)
     run = subprocess.run([launcher, "-n", ranks, sys.executable, path], capture_output=True, text=True)
-    got, want = sorted(run.stdout.split("\n")), sorted(output.split("\n"))
-    if run.returncode != 0 or got != want:
+    lines = [line for line in output.split("\n") if line]
+    # A launcher may write the ends of two ranks' lines after both of them.
+    same = len(run.stdout) == len(output) and all(run.stdout.count(line) == lines.count(line) for line in lines)
+    if run.returncode != 0 or not same:
         failed = True
         print("%s: exit status %d; it printed\n%s%s\nand the guide shows\n%s" % (name, run.returncode, run.stdout, run.stderr, output))
 print("%d programs" % len(shown))
