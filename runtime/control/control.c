@@ -145,6 +145,12 @@ static int share_boards(dtr_world *world, dtr__control *c) {
     return code;
 }
 
+static bool is_same_place(const location *a, const location *b) {
+    return a->machine == b->machine && a->n_addresses == b->n_addresses && a->any == b->any &&
+           memcmp(a->address, b->address, sizeof a->address) == 0 &&
+           strncmp(a->host, b->host, sizeof a->host) == 0;
+}
+
 /* Each place once, in the memory in which they came. */
 static void keep_offers(const dtr_world *world, dtr__control *c) {
     int n = 0;
@@ -154,8 +160,7 @@ static void keep_offers(const dtr_world *world, dtr__control *c) {
         const int lowest = c->node[world->node_of[r]].lowest;
         c->offer[r] = one.offer;
         c->offer[r].place = lowest < r ? c->offer[lowest].place : -1;
-        if (lowest == r ||
-            memcmp(&one.place, &c->place[c->offer[r].place], sizeof(location)) != 0) {
+        if (lowest == r || !is_same_place(&one.place, &c->place[c->offer[r].place])) {
             c->offer[r].place = n;
             c->place[n] = one.place;
             c->place[n++].host[sizeof one.place.host - 1] = '\0';

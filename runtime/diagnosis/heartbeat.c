@@ -2,6 +2,7 @@
  * runs: neither a stopped job nor one that a debugger holds is taken for one that hangs. */
 #include "heartbeat.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,7 @@ static void publish_still(const dtr_world *world, dtr__rec_header *h, int64_t si
     atomic_store_explicit(&h->progress_still_ns, since_ns, memory_order_release);
 }
 
+/* s: seconds of silence; INFINITY: it has left since. */
 static void report(dtr_world *world, int rank, const dtr__rec_header *h, bool progress, double s,
                    dtr__control_rank_failed rank_failed) {
     char name[128], text[400];
@@ -77,7 +79,11 @@ static void report(dtr_world *world, int rank, const dtr__rec_header *h, bool pr
         words[i] = atomic_load_explicit(&h->progress_inside[i], memory_order_relaxed);
     }
     dtr__peer_name(world, rank, name, sizeof name);
-    if (progress && words[0] != 0) {
+    if (isinf(s)) {
+        snprintf(text, sizeof text,
+                 "%s has left its world with its progress thread still inside %s", name,
+                 words[0] != 0 ? (const char *)words : "an unknown call");
+    } else if (progress && words[0] != 0) {
         snprintf(text, sizeof text,
                  "%s: its progress thread has been inside %s for more than %g s "
                  "(DTR_HEARTBEAT_LIMIT)",
@@ -95,8 +101,15 @@ static void look(dtr_world *world, dtr__heartbeats *hs, int i, int64_t passed_ns
                  dtr__control_rank_failed rank_failed) {
     const bool own = i == world->local_rank;
     const dtr__rec_header *h = own ? dtr__recorder_header(world) : dtr__peer_header(world, i);
-    if (h == NULL || hs->rank[i].reported || (!own && hs->limit_ns == OFF) ||
-        atomic_load(&h->phase) != DTR__PHASE_RUNNING) {
+    if (h == NULL || hs->rank[i].reported) {
+        return;
+    }
+    const uint32_t phase = atomic_load(&h->phase);
+    if (!own && phase == DTR__PHASE_ABANDONED) {
+        hs->rank[i].reported = true;
+        report(world, world->local_world[i], h, true, INFINITY, rank_failed);
+    }
+    if ((!own && hs->limit_ns == OFF) || phase != DTR__PHASE_RUNNING) {
         return;
     }
     quiet *p = &hs->rank[i].progress, *w = &hs->rank[i].watchdog;

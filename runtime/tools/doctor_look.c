@@ -178,7 +178,7 @@ const char *doctor_state(const doctor_rank *k) {
     if (k->alive) {
         return k->state == 'T' || k->state == 't' ? "stopped" : "running";
     }
-    if (phase == DTR__PHASE_CLOSED || phase == DTR__PHASE_DESTROYING) {
+    if (phase >= DTR__PHASE_DESTROYING) {
         return "ended";
     }
     return k->here || k->lost ? "died" : "unknown";

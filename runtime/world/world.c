@@ -409,7 +409,7 @@ void dtr__world_abandon(dtr_world *world) {
              inside != NULL ? (int)strcspn(inside, "(") : 10,
              inside != NULL ? inside : "an unknown call");
     dtr__watchdog_stop(world);
-    dtr__rec_phase(world, DTR__PHASE_DESTROYING);
+    dtr__rec_phase(world, DTR__PHASE_ABANDONED);
     dtr__metrics_last(world);
     dtr__progress_forget(world);
     world->magic = DTR__WORLD_GONE;

@@ -48,7 +48,7 @@ NOT_ENTERED = (WAITED, SITE, r"rank %d \(host \S+, pid \d+\) has not entered " %
 ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
 SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc/nowhere"},
             "cut": {"DTR_NODE_SILENCE": "2"}, "muted": {"DTR_LOG": "debug"},
-            "hung": {"DTR_HEARTBEAT_LIMIT": "3"}, "killed_inside": {"DTR_FAKE_NCCL_KILL_RANK": "%d@21" % victim},
+            "hung": {"DTR_HEARTBEAT_LIMIT": "3"}, "hung_left": {"DTR_HEARTBEAT_LIMIT": "3"}, "killed_inside": {"DTR_FAKE_NCCL_KILL_RANK": "%d@21" % victim},
             "killed_told": {"DTR_FAKE_NCCL_KILL_RANK": "%d@21" % victim, "DTR_FAKE_NCCL_REMOTE_ERR": "1", "DTR_TIMEOUT": "60",
                             "DTR_NODE_RANKS": "1", "DTR_CONTROL_MS": "0"}, "flipped": {"DTR_HASH": "1"},
             "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
@@ -56,7 +56,7 @@ SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc
 
 # Seconds that calls may wait by themselves: their own limit, that of heartbeats, or of a node's silence.
 T = {"absent": 1, "abort_absent": 1, "stopped": 1, "refused": 1, "no_partner": 1, "opposite": 1, "no_creation": 1, "no_world": 1,
-     "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "cut": 2}.get(case, 0)
+     "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2}.get(case, 0)
 PROMPT_S = 3 if node_ranks > 0 else 1  # what comes on top
 
 
@@ -174,7 +174,7 @@ def in_time():
         since = max([begun] + [t for t in faults if t < ended])
         must_be_soon(since, ended, "rank %d: %s" % (r, name))
         first = min(c[4][0] for c in calls if c[1] == name)
-        check(status != "DTR_ERR_TIMEOUT" or r == victim or name == "after" or case == "hung" or ended - first >= T - 0.01,
+        check(status != "DTR_ERR_TIMEOUT" or r == victim or name == "after" or case in ("hung", "hung_left") or ended - first >= T - 0.01,
               "rank %d: %s gave up after %.3f s of %g s" % (r, name, ended - first, T))
 
 

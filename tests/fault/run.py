@@ -410,6 +410,11 @@ def hung():
           "not just rank %d is inside a call of MPI: %s" % (victim, report))
 
 
+def hung_left():
+    """The victim is gone before the others find out that it hangs."""
+    hung()
+
+
 def refused():
     expect(victim, "bad", "DTR_ERR_ARG")
     for r in others:
