@@ -78,10 +78,11 @@ def main():
             subprocess.run(["cmake", "--install", build, "--prefix", prefix], check=True, stdout=subprocess.DEVNULL)
         tools = os.path.join(scratch, "bin")
         os.makedirs(tools)
-        launcher = os.path.join(tools, "mpirun")
-        with open(launcher, "w", encoding="utf-8") as file:
-            file.write('#!/bin/sh\nexec %s "$@"\n' % mpiexec)
-        os.chmod(launcher, 0o755)
+        for name, real in (("mpirun", mpiexec), ("mpicc", os.environ.get("MPICC", ""))): # those of the library's MPI
+            if real:
+                with open(os.path.join(tools, name), "w", encoding="utf-8") as file:
+                    file.write('#!/bin/sh\nexec %s "$@"\n' % real)
+                os.chmod(os.path.join(tools, name), 0o755)
         package = os.path.dirname(glob.glob(os.path.join(prefix, "**/dtr.pc"), recursive=True)[0])
         path = ":".join([os.path.join(prefix, "bin"), tools, os.path.dirname(os.path.realpath(mpiexec)), os.environ["PATH"]])
         environment = dict(os.environ, PATH=path, PKG_CONFIG_PATH=package, LC_ALL="C")
