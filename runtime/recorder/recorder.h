@@ -106,7 +106,7 @@ typedef enum dtr__world_phase {
     DTR__PHASE_EXITED,     /* exit() or return from main while the world was open */
     DTR__PHASE_DESTROYING, /* inside dtr_world_destroy, all peers have agreed or cannot */
     DTR__PHASE_CLOSED,
-    DTR__PHASE_ABANDONED /* dtr_world_destroy has left a progress thread behind; peers wait in vain */
+    DTR__PHASE_ABANDONED /* a progress thread was left behind; peers wait in vain */
 } dtr__world_phase;
 
 /* The rest of a recording (recorder/recorder_file.c). Groups as they are made and destroyed; what
