@@ -224,6 +224,7 @@ static void *init_main(void *arg) {
  * may do that from another thread while a blocking call makes it. */
 static ncclResult_t start_init(struct ncclComm *c, ncclComm_t *out, void *(*fn)(void *),
                                void *arg) {
+    fake_before(c); /* another thread may end it while this one makes it */
     __atomic_store_n(out, c, __ATOMIC_RELEASE);
     atomic_store(&c->state, ncclInProgress);
     if (dn_in_group()) {
@@ -429,6 +430,7 @@ static ncclResult_t end(ncclComm_t comm, const char *function, bool abort_it) {
         fprintf(stderr, "fake nccl: %s with a communicator that is gone\n", function);
         return ncclInvalidArgument;
     }
+    fake_after(comm);
     dn_notes_end(comm, function, abort_it);
     if (abort_it || atomic_load(&comm->state) != ncclSuccess) {
         dtr_fake_cuda_delay();
