@@ -117,6 +117,9 @@ bool doctor_trigger(const dtr__recording *r);
 /* doctor_list.c: the jobs on this host, what the program does with one, and the exit status; the
  * job that a report is about */
 int doctor_list(const char *what);
+/* True: the arguments name no job but ask for help or the version, or there are none, which asks
+ * for the list; it has been answered, and *code is the exit status. */
+bool doctor_asks_no_job(int argc, char **argv, const char *usage, const char *what, int *code);
 void doctor_print_job(const doctor_job *job, FILE *to);
 
 /* doctor_print.c; doctor_trace.c, which says why it failed */

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <dtr/version.h>
+
 #include "doctor.h"
 #include "recorder/evidence.h"
 
@@ -161,4 +163,19 @@ void doctor_print_job(const doctor_job *job, FILE *to) {
                 job->size, job->size == 1 ? "" : "s", time_text(r->head.real_ns, when, sizeof when),
                 r->head.command);
     }
+}
+
+bool doctor_asks_no_job(int argc, char **argv, const char *usage, const char *what, int *code) {
+    if (argc == 1) {
+        *code = doctor_list(what);
+        return true;
+    }
+    const bool help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
+    if (argc != 2 || (!help && strcmp(argv[1], "--version") != 0)) {
+        return false;
+    }
+    fputs(help ? usage : dtr_version_string(), stdout);
+    fputs(help ? "" : "\n", stdout);
+    *code = 0;
+    return true;
 }

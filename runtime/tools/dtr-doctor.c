@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <dtr/version.h>
-
 #include "doctor.h"
 
 const char doctor_program[] = "dtr-doctor";
@@ -170,19 +168,11 @@ static char **parse(char **arg, settings *set) {
 int main(int argc, char **argv) {
     settings set = { .every_s = 2 };
     doctor_job job = { 0 };
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        fputs(usage, stdout);
-        return 0;
-    }
-    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-        puts(dtr_version_string());
-        return 0;
-    }
-    if (argc == 1) {
-        return doctor_list("says what is wrong with one");
+    int code = 2;
+    if (doctor_asks_no_job(argc, argv, usage, "says what is wrong with one", &code)) {
+        return code;
     }
     char **path = parse(argv + 1, &set);
-    int code = 2;
     if (path != NULL && doctor_read_first(&job, path)) {
         code = set.trigger ? trigger(&job)
                : set.watch ? doctor_watch(&job, path, set.every_s)

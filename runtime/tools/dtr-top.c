@@ -2,8 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <dtr/version.h>
-
 #include "top.h"
 
 const char doctor_program[] = "dtr-top";
@@ -102,19 +100,11 @@ int top_screen(top_table *t, char *const *path, double every_s) {
 int main(int argc, char **argv) {
     settings set = { .every_s = 1 };
     top_table t = { .key = TOP_HELD };
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        fputs(usage, stdout);
-        return 0;
-    }
-    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-        puts(dtr_version_string());
-        return 0;
-    }
-    if (argc == 1) {
-        return doctor_list("shows what its ranks do");
+    int code = 2;
+    if (doctor_asks_no_job(argc, argv, usage, "shows what its ranks do", &code)) {
+        return code;
     }
     char **path = parse(argv + 1, &set, &t);
-    int code = 2;
     t.window_s = set.every_s;
     if (path != NULL && doctor_read_first(&t.job, path)) {
         code = set.once ? once(&t, set.json) : top_screen(&t, path, set.every_s);
