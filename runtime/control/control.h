@@ -23,6 +23,9 @@ typedef struct dtr__rank_report {
     uint32_t n_groups;
     uint64_t in_uid, in_seq; /* group and number of what it is inside or gave up; 0: nothing */
     uint64_t in_over;        /* 1: it gave it up */
+    uint64_t state;          /* of its process, as in /proc: 'T' is stopped; 0: it has left */
+    double since_s;          /* the newest operation began, or ended; < 0: none yet */
+    dtr__rates rates;        /* over the last second */
     struct {
         uint64_t uid, seq; /* newest collective entered */
     } group[DTR__REPORT_GROUPS];

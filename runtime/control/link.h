@@ -53,7 +53,8 @@ typedef struct dtr__wire_ask {
 
 enum { DTR__WIRE_DUMP_TEXT = 256 };
 enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
-_Static_assert(sizeof(dtr__vote) <= DTR__WIRE_MOST, "it travels whole");
+_Static_assert(sizeof(dtr__vote) <= DTR__WIRE_MOST && sizeof(dtr__rank_report) <= DTR__WIRE_MOST,
+               "they travel whole");
 #define DTR__WIRE_MAGIC UINT64_C(0x3230746e6f436474)
 
 typedef struct dtr__link {

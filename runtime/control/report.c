@@ -159,6 +159,17 @@ static void add_before(const dtr__recording *r, const dtr__record *shown, dtr__r
     }
 }
 
+/* What dtr-top shows of it. */
+static void add_rates(const dtr__recording *r, int64_t now, dtr__rank_report *d) {
+    const dtr__record *open = dtr__recording_open(r), *last = dtr__recording_last(r, true);
+    const bool left = atomic_load(&r->head.phase) >= DTR__PHASE_DESTROYING;
+    d->state = left ? 0 : (uint64_t)(unsigned char)r->state;
+    d->since_s = open != NULL   ? (double)(now - open->t_issued) * 1e-9
+                 : last != NULL ? (double)(now - last->t_finished) * 1e-9
+                                : -1;
+    dtr__recording_rates(r, now, 1, &d->rates);
+}
+
 bool dtr__rank_report_make(const dtr_world *world, int world_rank, dtr__rank_report *d) {
     dtr__recording *r = dtr__peer_glance(world, world_rank);
     memset(d, 0, sizeof *d);
@@ -183,7 +194,9 @@ bool dtr__rank_report_make(const dtr_world *world, int world_rank, dtr__rank_rep
     }
     add_message(r, d);
     add_groups(r, d);
-    dtr__recording_doing(r, dtr__now_ns(), d->doing, sizeof d->doing);
+    const int64_t now = dtr__now_ns();
+    add_rates(r, now, d);
+    dtr__recording_doing(r, now, d->doing, sizeof d->doing);
     dtr__recording_free(r);
     return true;
 }

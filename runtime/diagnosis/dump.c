@@ -252,15 +252,8 @@ static void add_cause(struct dtr__dump *d, const char *text) {
     d->when[at] = real_now();
 }
 
-/* Beside the recording: its name with another end. */
 static bool dump_path(const dtr_world *world, char *path, size_t cap) {
-    const char *of = dtr__recorder_memory(world)->path, *end = strrchr(of, '.');
-    if (end == NULL) {
-        path[0] = '\0';
-        return false;
-    }
-    snprintf(path, cap, "%.*s.dump.json", (int)(end - of), of);
-    return true;
+    return dtr__recording_beside(dtr__recorder_memory(world)->path, ".dump.json", path, cap);
 }
 
 /* Hands one to the writer. */

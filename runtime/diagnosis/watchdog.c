@@ -13,6 +13,7 @@
 #include "control/peers.h"
 #include "diagnosis/dump.h"
 #include "diagnosis/metrics.h"
+#include "diagnosis/remote_ranks.h"
 #include "diagnosis/watchdog.h"
 #include "heartbeat.h"
 
@@ -52,6 +53,7 @@ static void *thread_main(void *arg) {
     dtr__rec_header *h = dtr__recorder_header(world);
     const int nap_ms = (int)dtr__opt_number(&world->options, DTR__OPT_WATCHDOG_MS);
     int64_t broken_ns = 0;
+    uint32_t answered = 0;
     dtr__log_never_wait(); /* what it watches comes first */
     dtr__clock_watched((int64_t)nap_ms * 1000000);
     while (!atomic_load(&d->stop)) {
@@ -64,6 +66,7 @@ static void *thread_main(void *arg) {
         dtr__dump_round(world);
         dtr__abort_round(world, &broken_ns, false);
         dtr__metrics_round(world);
+        dtr__remote_ranks_round(world, &answered);
         (void)poll(d->fd, (nfds_t)d->n, nap_ms);
     }
     dtr__control_rest(world);

@@ -12,6 +12,7 @@ typedef struct dtr__writer dtr__writer;
 typedef enum dtr__written {
     DTR__WRITTEN_DUMP,
     DTR__WRITTEN_METRICS,
+    DTR__WRITTEN_REMOTE_RANKS,
     DTR__WRITTEN_KINDS
 } dtr__written;
 

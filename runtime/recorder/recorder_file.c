@@ -277,6 +277,10 @@ void dtr__rec_memory_close(dtr__rec_memory *m, bool keep) {
     if (m->fd >= 0) {
         close(m->fd);
     }
+    char remote[sizeof m->path + 16];
+    if (dtr__recording_beside(m->path, ".remote", remote, sizeof remote)) {
+        unlink(remote);
+    }
     if (m->folder[0] != '\0' && !keep) {
         unlink(m->path);
         rmdir(m->folder); /* the last rank of the node succeeds */

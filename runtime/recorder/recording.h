@@ -9,7 +9,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 9,
+    DTR__RECORDING_VERSION = 10,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,
@@ -90,6 +90,9 @@ typedef struct dtr__rec_header {
     /* A ring: slot = number mod size; last_step counts all that were noted. */
     _Atomic uint64_t last_step;
     dtr__rec_step step[DTR__RECORDING_STEPS];
+    /* Raised by dtr-top, which then reads what this rank knows of the ranks of other hosts
+     * (diagnosis/remote_ranks.h). */
+    _Atomic uint32_t remote_asked;
 } dtr__rec_header;
 
 typedef struct dtr__rec_group {
@@ -260,6 +263,17 @@ double dtr__recording_stuck(const dtr__recording *r, const char **inside);
 /* The newest steps that a recording holds, oldest first; returns how many (recorder/steps.c). */
 size_t dtr__recording_steps(const dtr__recording *r,
                             const dtr__rec_step *step[DTR__RECORDING_STEPS]);
+
+/* What dtr-top says of a rank in numbers. Whole words: it is sent as it is. */
+typedef struct dtr__rates {
+    double operations_per_s, gb_per_s; /* that have ended within the window */
+    double steps_per_s, exposed;       /* of gradient averaging; < 0: there is none */
+} dtr__rates;
+/* `now` on the rank's clock, `window_s` until then (recorder/rates.c). */
+void dtr__recording_rates(const dtr__recording *r, int64_t now, double window_s, dtr__rates *rates);
+
+/* A file beside the recording `of`: its name with another end; false: it has none. */
+bool dtr__recording_beside(const char *of, const char *end, char *path, size_t cap);
 
 /* A process's start time and state letter from /proc; false when it is gone. */
 bool dtr__process_look(uint32_t pid, uint64_t *start, char *state);

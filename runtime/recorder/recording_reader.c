@@ -264,6 +264,12 @@ dtr__recording *dtr__recording_glance(const void *image, size_t nbytes, size_t m
     return parse(image, nbytes, most, why, sizeof why);
 }
 
+bool dtr__recording_beside(const char *of, const char *end, char *path, size_t cap) {
+    const char *dot = strrchr(of, '.');
+    path[0] = '\0';
+    return dot != NULL && snprintf(path, cap, "%.*s%s", (int)(dot - of), of, end) < (int)cap;
+}
+
 /* The file is read, not mapped: a file that becomes shorter must not end the reader. */
 static void *read_file(int fd, size_t *nbytes, char *why, size_t cap) {
     struct stat st;

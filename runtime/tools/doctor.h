@@ -61,6 +61,11 @@ static inline int64_t doctor_time(const dtr__recording *r, int64_t mono) {
     return mono == 0 ? 0 : mono + (r->head.real_ns - r->head.mono_ns);
 }
 
+/* The other way round: what a time since 1970 is on the rank's own clock. */
+static inline int64_t doctor_own_time(const dtr__recording *r, int64_t ns) {
+    return ns - (r->head.real_ns - r->head.mono_ns);
+}
+
 /* doctor_read.c: reads the files and folders, NULL at the end; the newest job of those, or where
  * job->id is set that one, and then it says nothing of what it cannot read. False: nothing of it is
  * there. The first also says that. */
@@ -113,6 +118,9 @@ const char *doctor_site(const dtr__record *r);
 
 /* doctor_trigger.c: asks a live rank of this host for a dump; false: it does not run */
 bool doctor_trigger(const dtr__recording *r);
+/* Raises a word of its recording's header, which is `word` bytes from its beginning; the new value,
+ * 0: it does not run, or cannot be asked. */
+uint32_t doctor_raise(const dtr__recording *r, size_t word);
 
 /* doctor_list.c: the jobs on this host, what the program does with one, and the exit status; the
  * job that a report is about */

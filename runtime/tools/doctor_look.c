@@ -197,5 +197,5 @@ const char *doctor_doing(const doctor_job *job, int rank, char *text, size_t cap
     /* Of a rank on another host nobody knows here whether it lives. */
     r->alive = job->rank[rank].alive || (!job->rank[rank].here && !job->rank[rank].lost);
     r->state = job->rank[rank].state;
-    return dtr__recording_doing(r, job->now - (r->head.real_ns - r->head.mono_ns), text, cap);
+    return dtr__recording_doing(r, doctor_own_time(r, job->now), text, cap);
 }

@@ -1,5 +1,5 @@
-/* Asking the live ranks of a job for dumps: a word in their recordings, which their watchdogs see.
- */
+/* Asking the live ranks of a job for something: a word in their recordings, which their watchdogs
+ * see. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,20 +29,28 @@ static dtr__rec_header *map_header(const char *path) {
     return h;
 }
 
-bool doctor_trigger(const dtr__recording *r) {
+uint32_t doctor_raise(const dtr__recording *r, size_t word) {
     uint64_t start = 0;
     char state = '?';
     if (!dtr__process_look(r->head.pid, &start, &state) || start != r->head.pid_start ||
         state == 'Z' || atomic_load(&r->head.phase) >= DTR__PHASE_DESTROYING) {
-        return false;
+        return 0;
     }
     dtr__rec_header *h = map_header(r->path);
     if (h == NULL) {
-        fprintf(stderr, "dtr-doctor: %s cannot be written to: %s\n", r->path, strerror(errno));
+        fprintf(stderr, "%s: %s cannot be written to: %s\n", doctor_program, r->path,
+                strerror(errno));
+        return 0;
+    }
+    const uint32_t raised = atomic_fetch_add((_Atomic uint32_t *)((char *)h + word), 1) + 1;
+    munmap(h, sizeof *h);
+    return raised;
+}
+
+bool doctor_trigger(const dtr__recording *r) {
+    if (doctor_raise(r, offsetof(dtr__rec_header, dump_requested)) == 0) {
         return false;
     }
-    atomic_fetch_add(&h->dump_requested, 1);
-    munmap(h, sizeof *h);
     printf("asked rank %d (host %s, pid %u)\n", r->head.world_rank, r->head.host, r->head.pid);
     return true;
 }

@@ -15,7 +15,8 @@ static const char usage[] =
     "the jobs whose recordings are on this host, the newest first.\n"
     "\n"
     "  FOLDER        where the recordings are (DTR_RECORDER_DIR, or dtr-<uid>-<job> in TMPDIR or\n"
-    "                /tmp); of a job on several hosts give the folders of all of them\n"
+    "                /tmp). Ranks of other hosts are shown as they were reported last;\n"
+    "                give the folders of all hosts, where they can be read, to see more\n"
     "  --once        print one table and end\n"
     "  --json        with --once: for programs\n"
     "  --interval S  look every S seconds, 0.1 to 3600 (1); rates are over the last S seconds\n"
@@ -28,7 +29,7 @@ static const char usage[] =
     "and by ms how long after the median rank; holds: how many ranks wait for it.\n"
     "Keys: arrows, F6 or < > sort, F4 or / filter, space pauses, F1 or h helps, F10 or q quits.\n"
     "\n"
-    "Exit status: 0, or 2 where nothing could be read or shown. Needs no MPI, and asks no rank.\n";
+    "Exit status: 0, or 2 where nothing could be read or shown. Needs no MPI.\n";
 
 typedef struct settings {
     bool once, json;
@@ -80,6 +81,7 @@ static char **parse(char **arg, settings *set, top_table *t) {
 }
 
 static int once(top_table *t, bool json) {
+    top_ask(t, 3);
     if (!top_rows(t)) {
         fprintf(stderr, "dtr-top: no memory for the table\n");
         return 2;

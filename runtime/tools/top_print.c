@@ -33,17 +33,19 @@ void top_line(const top_row *r, char *text, size_t cap) {
     char rank[16], held[16], what[512], n[6][24];
     snprintf(rank, sizeof rank, "%d", r->rank);
     snprintf(held, sizeof held, "%d", r->held);
-    if (r->since_s < 0) {
+    if (r->rec == NULL) {
+        snprintf(what, sizeof what, "%s", r->operation);
+    } else if (r->since_s < 0) {
         snprintf(what, sizeof what, "none yet");
     } else {
         snprintf(what, sizeof what, "%s %s at %s, %s %.1f s", r->open ? "in" : "after",
                  r->operation, r->site, r->open ? "since" : "for", r->since_s);
     }
     snprintf(text, cap, columns, rank, r->state, r->held > 0 ? held : "-", r->waits_for,
-             number(r->steps_per_s, 2, "", n[0], sizeof n[0]),
-             number(r->operations_per_s, 1, "", n[1], sizeof n[1]),
-             number(r->gb_per_s, 3, "", n[2], sizeof n[2]),
-             number(r->exposed < 0 ? -1 : 100 * r->exposed, 0, " %", n[3], sizeof n[3]),
+             number(r->rates.steps_per_s, 2, "", n[0], sizeof n[0]),
+             number(r->rates.operations_per_s, 1, "", n[1], sizeof n[1]),
+             number(r->rates.gb_per_s, 3, "", n[2], sizeof n[2]),
+             number(r->rates.exposed < 0 ? -1 : 100 * r->rates.exposed, 0, " %", n[3], sizeof n[3]),
              number(r->last_share < 0 ? -1 : 100 * r->last_share, 0, " %", n[4], sizeof n[4]),
              number(r->last_share > 0 ? 1e3 * r->lag_s : -1, 1, "", n[5], sizeof n[5]), what);
     make_printable(text);
@@ -58,7 +60,9 @@ static int count_state(const top_table *t, const char *state) {
 }
 
 void top_summary(const top_table *t, char *text, size_t cap) {
-    static const char *const states[] = { "running", "stopped", "died", "ended", "unknown" };
+    static const char *const states[] = {
+        "running", "stopped", "silent", "died", "ended", "unknown"
+    };
     const top_row *most = NULL;
     size_t at = (size_t)snprintf(text, cap, "%d rank%s:", t->job.size, t->job.size == 1 ? "" : "s");
     const char *comma = " ";
@@ -70,8 +74,9 @@ void top_summary(const top_table *t, char *text, size_t cap) {
         }
     }
     for (size_t i = 0; i < t->n; i++) {
-        const bool more = t->row[i].held_s > 0.05;
-        most = more && (most == NULL || t->row[i].held_s > most->held_s) ? &t->row[i] : most;
+        const top_row *r = &t->row[i];
+        const bool any = r->held_s > 0.05;
+        most = any && (most == NULL || top_holds_up(r) > top_holds_up(most)) ? r : most;
     }
     if (most != NULL && at + 64 < cap) {
         snprintf(text + at, cap - at, "; rank %d holds up %d, for %.1f s on average", most->rank,
@@ -79,30 +84,45 @@ void top_summary(const top_table *t, char *text, size_t cap) {
     }
 }
 
-/* Nodes whose ranks have left nothing that was read. */
+/* Nodes of whose ranks nothing is known. */
 static int unseen_nodes(const top_table *t) {
     int nodes = 0, seen = 0;
     for (size_t i = 0; i < t->n; i++) {
         bool first = true;
         for (size_t k = 0; k < i; k++) {
-            first = first && t->row[k].rec->head.node != t->row[i].rec->head.node;
+            first = first && t->row[k].node != t->row[i].node;
         }
         seen += first;
-        nodes = t->row[i].rec->head.node_count;
+        nodes = t->row[i].rec != NULL ? t->row[i].rec->head.node_count : nodes;
     }
     return nodes > seen ? nodes - seen : 0;
 }
 
+/* How old the oldest report of a rank of another host is; < 0: there is none. */
+static double oldest_report(const top_table *t) {
+    double oldest = -1;
+    for (size_t i = 0; i < t->n; i++) {
+        oldest = t->row[i].age_s > oldest ? t->row[i].age_s : oldest;
+    }
+    return oldest;
+}
+
 void top_unseen(const top_table *t, char *text, size_t cap) {
     char which[256], where[64] = "";
-    bool *in = calloc((size_t)t->job.size, sizeof *in);
-    int n = 0;
+    bool *in = calloc((size_t)t->job.size + 1, sizeof *in);
+    const double oldest = oldest_report(t);
+    size_t unseen = (size_t)t->job.size - t->n;
     text[0] = '\0';
-    for (int i = 0; in != NULL && i < t->job.size; i++) {
-        in[i] = t->job.rank[i].rec == NULL;
-        n += in[i];
+    if (oldest >= 0) {
+        snprintf(text, cap, "ranks of other hosts as reported, the oldest %.1f s ago", oldest);
     }
-    if (n > 0) {
+    for (int i = 0; in != NULL && i < t->job.size; i++) {
+        in[i] = true;
+    }
+    for (size_t i = 0; in != NULL && i < t->n; i++) {
+        in[t->row[i].rank] = false;
+    }
+    if (in != NULL && unseen > 0) {
         const int nodes = unseen_nodes(t);
         if (nodes > 0) {
             snprintf(where, sizeof where, ", on %d other host%s", nodes, nodes == 1 ? "" : "s");
@@ -144,17 +164,18 @@ static void put_number(FILE *to, const char *name, double x) {
 }
 
 static void put_row(FILE *to, const top_table *t, const top_row *r) {
-    fprintf(to, "{\"rank\":%d,\"pid\":%u", r->rank, r->rec->head.pid);
-    put_text(to, "host", r->rec->head.host);
+    fprintf(to, "{\"rank\":%d,\"pid\":%u", r->rank, r->pid);
+    put_text(to, "host", r->host);
     put_text(to, "state", r->state);
     put_text(to, "operation", r->operation);
     put_text(to, "site", r->site);
     fprintf(to, ",\"in_operation\":%s", r->open ? "true" : "false");
     put_number(to, "since_s", r->since_s);
-    put_number(to, "steps_per_s", r->steps_per_s);
-    put_number(to, "operations_per_s", r->operations_per_s);
-    put_number(to, "gb_per_s", r->gb_per_s);
-    put_number(to, "exposed_share", r->exposed);
+    put_number(to, "reported_s", r->age_s);
+    put_number(to, "steps_per_s", r->rates.steps_per_s);
+    put_number(to, "operations_per_s", r->rates.operations_per_s);
+    put_number(to, "gb_per_s", r->rates.gb_per_s);
+    put_number(to, "exposed_share", r->rates.exposed);
     put_number(to, "last_share", r->last_share);
     put_number(to, "lag_s", r->last_share > 0 ? r->lag_s : -1);
     fprintf(to, ",\"holds\":%d,\"holds_s\":%.6f,\"waits_for\":[", r->held, r->held_s);

@@ -21,98 +21,6 @@ bool top_key_find(const char *name, top_key *k) {
     return false;
 }
 
-/* ---- rates ---- */
-
-/* Numbers of a group's collectives or messages, from the newest record backwards. */
-typedef struct series {
-    uint32_t group;
-    bool message;
-    uint64_t next;
-} series;
-
-enum { SERIES = 64 };
-
-/* How many calls behind `rec` have no record: they followed it closely, and readers make records of
- * the newest of those only. */
-static uint64_t followers(series *all, size_t *n, const dtr__record *rec) {
-    const bool message = rec->seq == 0;
-    const uint64_t seq = dtr__record_seq(rec);
-    size_t i = 0;
-    while (i < *n && (all[i].group != rec->group || all[i].message != message)) {
-        i++;
-    }
-    if (i == SERIES) {
-        return 0;
-    }
-    if (i == *n) {
-        all[(*n)++] = (series){ rec->group, message, seq };
-        return 0;
-    }
-    const uint64_t next = all[i].next;
-    all[i].next = seq;
-    return next > seq && next - seq <= DTR__REC_RUN_MOST ? next - seq - 1 : 0;
-}
-
-static void find_rates(const doctor_job *job, double window_s, top_row *row) {
-    const dtr__recording *r = row->rec;
-    series all[SERIES];
-    size_t n = 0;
-    uint64_t operations = 0, bytes = 0;
-    int64_t from = job->now - (int64_t)(1e9 * window_s);
-    if (r->n_records > 0 && r->records[0].number > 1) { /* what was before is not known */
-        const int64_t oldest = doctor_time(r, r->records[0].t_issued);
-        from = oldest > from ? oldest : from;
-    }
-    for (size_t i = r->n_records; i > 0; i--) {
-        const dtr__record *rec = &r->records[i - 1];
-        const bool part = (rec->flags & DTR__REC_MEMBER) != 0;
-        const bool own = part || dtr__record_collective(r, rec) || rec->seq == 0;
-        const uint64_t calls = 1 + (own && !part ? followers(all, &n, rec) : 0);
-        if (own && dtr__record_over(rec) && doctor_time(r, rec->t_finished) > from) {
-            operations += part ? 0 : calls;
-            bytes += calls * rec->nbytes;
-        }
-    }
-    const double over_s = (double)(job->now - from) * 1e-9;
-    row->operations_per_s = over_s > 1e-6 ? (double)operations / over_s : 0;
-    row->gb_per_s = over_s > 1e-6 ? (double)bytes * 1e-9 / over_s : 0;
-}
-
-/* Of the newest steps, those of ten seconds, at least two. One that takes much longer than those
- * before it means that there are none now. */
-static void find_steps(const doctor_job *job, double window_s, top_row *row) {
-    const dtr__rec_step *step[DTR__RECORDING_STEPS];
-    const size_t n = dtr__recording_steps(row->rec, step);
-    const int64_t most = INT64_C(10000000000); /* ns */
-    int64_t newest = 0, oldest = 0;
-    double comm = 0, exposed = 0;
-    uint64_t steps = 0;
-    for (size_t i = n; i > 0; i--) {
-        const dtr__rec_step *s = step[i - 1];
-        const int64_t t = atomic_load(&s->t);
-        newest = i == n ? t : newest;
-        if (steps >= 2 && newest - t > most) {
-            break;
-        }
-        if (atomic_load(&s->steps) > 0) {
-            steps++;
-            oldest = t;
-        }
-        comm += (double)atomic_load(&s->comm_ns);
-        exposed += (double)atomic_load(&s->exposed_ns);
-    }
-    row->steps_per_s = row->exposed = -1;
-    if (steps < 2 || newest <= oldest) {
-        return;
-    }
-    const double each_s = (double)(newest - oldest) * 1e-9 / (double)(steps - 1);
-    const double quiet_s = (double)(job->now - doctor_time(row->rec, newest)) * 1e-9;
-    row->steps_per_s = quiet_s > 2 * each_s + window_s ? 0 : 1 / each_s;
-    if (comm > 0) {
-        row->exposed = exposed < comm ? exposed / comm : 1;
-    }
-}
-
 /* ---- rows ---- */
 
 static void find_operation(const doctor_job *job, const dtr__record *open, top_row *row) {
@@ -144,13 +52,15 @@ static void make_row(const doctor_job *job, int rank, const doctor_group *groups
     const doctor_rank *k = &job->rank[rank];
     row->rank = rank;
     row->rec = k->rec;
+    row->age_s = -1;
+    row->host = k->rec->head.host;
+    row->pid = k->rec->head.pid;
+    row->node = k->rec->head.node;
     row->state = doctor_state(k);
     row->last_share = k->last_share;
     row->lag_s = k->lag_s;
     find_operation(job, doctor_waits(job, rank, groups, n, row->waits), row);
-    find_rates(job, window_s, row);
-    find_steps(job, window_s, row);
-    write_waits(job, row);
+    dtr__recording_rates(k->rec, doctor_own_time(k->rec, job->now), window_s, &row->rates);
 }
 
 /* The other way round: for whom others wait. */
@@ -167,27 +77,29 @@ static void find_held(top_table *t) {
 
 /* ---- order ---- */
 
-/* Waits that are that short are a part of any operation. */
-static double holds_up(const top_row *r) {
+/* Waits that are that short are a part of any operation. A rank that cannot go on comes before
+ * those that wait themselves. */
+double top_holds_up(const top_row *r) {
     const double died = strcmp(r->state, "died") == 0 ? 1e12 : 0;
-    return died + (r->held_s > 0.05 ? r->held_s : 0);
+    const bool still = strcmp(r->state, "stopped") == 0 || strcmp(r->state, "silent") == 0;
+    return died + (r->held_s > 0.05 ? r->held_s + (still ? 1e9 : 0) : 0);
 }
 
 /* 0 of what is named by a text. */
 static double value_of(const top_row *r, top_key key) {
     switch (key) {
     case TOP_HELD:
-        return holds_up(r);
+        return top_holds_up(r);
     case TOP_RANK:
         return -r->rank;
     case TOP_STEPS:
-        return r->steps_per_s;
+        return r->rates.steps_per_s;
     case TOP_OPERATIONS:
-        return r->operations_per_s;
+        return r->rates.operations_per_s;
     case TOP_GB:
-        return r->gb_per_s;
+        return r->rates.gb_per_s;
     case TOP_EXPOSED:
-        return r->exposed;
+        return r->rates.exposed;
     case TOP_LAST:
         return r->last_share;
     case TOP_LAG:
@@ -226,23 +138,48 @@ void top_sort(top_table *t) {
     }
 }
 
+/* Of the ranks that have one. */
+static void add_recordings(top_table *t, const doctor_group *groups, size_t n) {
+    for (int i = 0; i < t->job.size; i++) {
+        if (t->job.rank[i].rec != NULL) {
+            make_row(&t->job, i, groups, n, t->window_s, &t->row[t->n++]);
+        }
+    }
+}
+
+/* Of the others that are known. */
+static void add_remote(top_table *t) {
+    for (uint32_t i = 0; t->remote != NULL && i < t->remote->n; i++) {
+        const dtr__remote_rank *r = &t->remote->rank[i];
+        if (t->job.rank[r->rank].rec == NULL && t->n < (size_t)t->job.size) {
+            top_remote_row(t, r, &t->row[t->n++]);
+        }
+    }
+}
+
 bool top_rows(top_table *t) {
     doctor_job *job = &t->job;
     const size_t size = (size_t)job->size;
+    const size_t rows = t->remote != NULL ? size : (size_t)job->n_read;
     size_t n = 0;
     doctor_group *groups = doctor_groups(job, &n);
-    t->row = calloc((size_t)job->n_read + 1, sizeof *t->row);
-    t->waits = calloc((size_t)job->n_read * size + 1, sizeof *t->waits);
+    t->row = calloc(rows + 1, sizeof *t->row);
+    t->waits = calloc(rows * size + 1, sizeof *t->waits);
     const bool fine = groups != NULL && t->row != NULL && t->waits != NULL;
     t->n = 0;
     doctor_find_slow(job);
-    for (int i = 0; fine && i < job->size; i++) {
-        if (job->rank[i].rec != NULL) {
-            t->row[t->n].waits = &t->waits[t->n * size];
-            make_row(job, i, groups, n, t->window_s, &t->row[t->n++]);
+    if (fine) {
+        for (size_t i = 0; i < rows; i++) {
+            t->row[i].waits = &t->waits[i * size];
         }
+        add_recordings(t, groups, n);
+        add_remote(t);
+        top_remote_waits(t);
     }
     doctor_groups_free(groups, n);
+    for (size_t i = 0; i < t->n; i++) {
+        write_waits(job, &t->row[i]);
+    }
     find_held(t);
     top_sort(t);
     return fine;
@@ -251,8 +188,10 @@ bool top_rows(top_table *t) {
 void top_forget(top_table *t) {
     free(t->row);
     free(t->waits);
+    free(t->remote);
     t->row = NULL;
     t->waits = NULL;
+    t->remote = NULL;
     t->n = 0;
     doctor_forget(&t->job);
 }

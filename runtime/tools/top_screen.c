@@ -9,6 +9,7 @@
 #include "top.h"
 
 enum { HEADER = 5, FOOTER = 4, LINE = 1024, FILTER = 64, TICK_MS = 100, ESCAPE = 27 };
+#define ANSWER_S 0.15 /* keys wait meanwhile; what was answered before is good enough */
 
 typedef enum mode { NORMAL, HELP, SORT, TYPING } mode;
 
@@ -37,7 +38,7 @@ static void on_signal(int number) {
 static bool passes(const view *v, const top_row *r) {
     char line[LINE];
     top_line(r, line, sizeof line);
-    return strstr(line, v->filter) != NULL || strstr(r->rec->head.host, v->filter) != NULL;
+    return strstr(line, v->filter) != NULL || strstr(r->host, v->filter) != NULL;
 }
 
 /* The i'th row that passes the filter. */
@@ -83,11 +84,13 @@ static bool look(view *v) {
     next.job = (doctor_job){ .id = v->t->job.id };
     next.row = NULL;
     next.waits = NULL;
+    next.remote = NULL;
     if (!doctor_read(&next.job, v->path)) {
         doctor_forget(&next.job);
         v->ended = true;
         return true;
     }
+    top_ask(&next, ANSWER_S);
     const bool fine = top_rows(&next);
     top_forget(v->t);
     *v->t = next;
@@ -136,16 +139,17 @@ static void draw_header(const view *v) {
 }
 
 static attr_t look_of(const top_row *r) {
-    const bool bad = strcmp(r->state, "died") == 0 || strcmp(r->state, "stopped") == 0;
+    const bool bad = strcmp(r->state, "running") != 0 && strcmp(r->state, "ended") != 0;
     return bad || r->held_s > 1 ? A_BOLD : A_NORMAL;
 }
 
 /* Who is chosen, in full, in the two lines above the last one. */
 static void draw_chosen(const view *v, const top_row *r) {
-    char who[160], doing[768], text[LINE];
+    char doing[768], text[LINE];
     if (r != NULL) {
-        snprintf(text, sizeof text, "%s: %s", doctor_who(&v->t->job, r->rank, who, sizeof who),
-                 doctor_doing(&v->t->job, r->rank, doing, sizeof doing));
+        snprintf(text, sizeof text, "rank %d (host %s, pid %u): %s", r->rank, r->host, r->pid,
+                 r->rec != NULL ? doctor_doing(&v->t->job, r->rank, doing, sizeof doing)
+                                : r->remote->report.doing);
         for (char *c = text; *c != '\0'; c++) {
             *c = *c < 0x20 || *c >= 0x7f ? '?' : *c;
         }

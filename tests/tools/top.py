@@ -2,6 +2,7 @@
 
 top.py MPIEXEC PROGRAM TOP FOLDER
 """
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from tool import expect, refuses, run, verdict, versions
 
 mpiexec, program, top, base = sys.argv[1:]
 RANKS = 3
+STEP = "allreduce|ddp invariants"  # what a rank is in; the latter where invariants are looked at
 
 
 def settled(*options):
@@ -33,7 +35,7 @@ def running():
     for r in seen["ranks"]:
         # A step is an allreduce of 16 KiB and one of 4 bytes.
         steps, operations = r["steps_per_s"], r["operations_per_s"]
-        expect(r["state"] == "running" and "allreduce" in r["operation"] and r["site"].startswith("steady.c:"), "%s", r)
+        expect(r["state"] == "running" and re.search(STEP, r["operation"]) and r["site"].startswith("steady.c:"), "%s", r)
         expect(0 < steps < 250 and 0 < operations < 550 and 0 < r["gb_per_s"] < 1, "%s", r)
         expect(1e3 < r["gb_per_s"] * 1e9 / operations < 16384, "bytes of an operation: %s", r)
         expect(0 <= r["exposed_share"] <= 1 and 0 <= r["last_share"] <= 1, "%s", r)
@@ -60,14 +62,17 @@ def stopped():
     def look():
         seen = table(top, job)
         first = seen["ranks"][0]
-        return first["rank"] == 1 and first["state"] == "stopped" and first["holds"] == 2 and first["holds_s"] > 1 and seen
+        return first["rank"] == 1 and first["state"] == "stopped" and first["holds"] > 0 and first["holds_s"] > 1 and seen
     seen = until("the stopped rank is the first", look)
-    for r in seen["ranks"][1:] if seen else []:
-        expect(r["waits_for"] == [1] and r["in_operation"] and r["since_s"] > 0, "does not wait for rank 1: %s", r)
+    # Where invariants are looked at, a rank may be stopped while others compare theirs, which are messages.
+    waiting = [r for r in seen["ranks"][1:] if "batch_p2p" not in r["operation"]] if seen else []
+    expect(waiting, "nobody waits in a collective: %s", seen)
+    for r in waiting:
+        expect(1 in r["waits_for"] and r["in_operation"] and r["since_s"] > 0, "does not wait for rank 1: %s", r)
     text = run([top, "--once", job.recordings], (0,))
-    expect(re.search(r"1 stopped; rank 1 holds up 2, for [0-9.]+ s on average\n", text), "%s", text)
-    expect(re.search(r"operation\n +1 stopped +2 - ", text), "%s", text)
-    expect(re.search(r"(?m)^ +0 running +- +1 .* in allreduce #\d+ .* since \d", text), "%s", text)
+    expect(re.search(r"1 stopped; rank [012] holds up [12], for [0-9.]+ s on average\n", text), "%s", text)
+    expect(re.search(r"operation\n +1 stopped +[12] - ", text), "%s", text)
+    expect(re.search(r"(?m)^ +[02] running +[1-] +\S*1\S* .* in allreduce #\d+ .* since \d", text), "%s", text)
     until("a rank that is stopped has no steps", lambda: of_rank(table(top, job), 0)["steps_per_s"] == 0)
     expect(of_rank(table(top, job), 0)["operations_per_s"] == 0, "operations of a job that stands still")
     job.signal(1, signal.SIGCONT)
@@ -90,9 +95,42 @@ def unseen():
     """Ranks whose recordings are elsewhere."""
     text = run([top, "--once"] + job.files()[:1], (0,))
     expect("not seen: ranks 1-2; give the folders of all hosts" in text, "%s", text)
-    # As a job of two hosts would say it: each rank is a node.
-    text = run([top, "--once"] + nodes.files()[:1], (0,))
+    mute = Job(mpiexec, 2, base, "top-mute", [program, "STOP"], DTR_NODE_RANKS="1", DTR_CONTROL_MS="0")
+    until("two nodes", lambda: (table(top, mute) or {"ranks_read": 0})["ranks_read"] == 2)
+    text = run([top, "--once"] + mute.files()[:1], (0,))
     expect("not seen: rank 1, on 1 other host; give" in text, "%s", text)
+    status = mute.end()
+    expect(status == 0, "a job that is looked at ended with %d", status)
+    shutil.rmtree(mute.folder, ignore_errors=True)
+
+
+def other_hosts():
+    """Ranks of other hosts, as they report themselves: here each rank is a host, and only the first one's recording is read."""
+    def far(look):
+        def found():
+            seen = json.loads(run([top, "--once", "--json"] + nodes.files()[:1], (0,)))
+            rows = sorted(seen["ranks"], key=lambda r: r["rank"])
+            return seen if len(rows) == 2 and look(*rows) else None
+        return found
+    seen = until("the other host's rank trains", far(lambda a, b: (b["steps_per_s"] or 0) > 0 and b["gb_per_s"] > 0))
+    near, other = sorted(seen["ranks"], key=lambda r: r["rank"])
+    expect(seen["ranks_read"] == 1 and seen["unseen_hosts"] == 0 and near["reported_s"] is None, "%s", seen)
+    expect(other["state"] == "running" and other["pid"] == nodes.pids[1] and other["host"] == near["host"], "%s", other)
+    expect(0 <= other["reported_s"] < 30 and 0 <= other["exposed_share"] <= 1 and other["gb_per_s"] > 0, "%s", other)
+    expect(re.search(STEP, other["operation"]) and other["site"].startswith("steady.c:"), "%s", other)
+    text = run([top, "--once"] + nodes.files()[:1], (0,))
+    expect(re.search(r"(?m)^ranks of other hosts as reported, the oldest [0-9.]+ s ago$", text), "%s", text)
+    nodes.signal(1, signal.SIGSTOP)
+    until("it is silent, and rank 0 waits for it",
+          far(lambda a, b: b["state"] == "silent" and a["waits_for"] == [1] and b["holds"] == 1 and b["reported_s"] > 0.5))
+    nodes.signal(1, signal.SIGCONT)
+    until("it goes on", far(lambda a, b: b["state"] == "running" and b["steps_per_s"] > 0 and a["steps_per_s"] > 0 and not b["holds_s"] > 1))
+    nodes.signal(0, signal.SIGSTOP)
+    text = run([top, "--once"] + nodes.files()[:1], (0,))  # there is nobody to ask
+    expect("not seen: rank 1, on 1 other host" in text, "%s", text)
+    nodes.signal(0, signal.SIGCONT)
+    nodes.signal(1, signal.SIGKILL)
+    until("it has died", far(lambda a, b: b["state"] == "died"))
 
 
 def refused():
@@ -115,9 +153,10 @@ versions(top)
 job = Job(mpiexec, RANKS, base, "top", [program, "STOP"])
 nodes = Job(mpiexec, 2, base, "top-nodes", [program, "STOP"], DTR_NODE_RANKS="1")
 try:
-    until("two nodes", lambda: (table(top, nodes) or {"ranks_read": 0})["ranks_read"] == 2)
-    unseen_status = nodes.end()
-    expect(unseen_status == 0, "a job that is looked at ended with %d", unseen_status)
+    until("two nodes", lambda: (table(top, nodes) or {"ranks_read": 0})["ranks_read"] == 2 and len(nodes.pids) == 2)
+    other_hosts()
+    nodes.end()
+    expect(not [f for f in os.listdir(nodes.recordings) if f.endswith(".remote")], "an answer is left behind")
     running()
     sorting()
     stopped()
