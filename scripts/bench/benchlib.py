@@ -30,6 +30,13 @@ def need(module, package):
     sys.exit(SKIPPED)
 
 
+def torch_python():
+    """The Python that has torch (DTR_TORCH_PYTHON, else Debian's, else this one), or None."""
+    python = os.environ.get("DTR_TORCH_PYTHON") or (DEBIAN_PYTHON if os.path.exists(DEBIAN_PYTHON) else sys.executable)
+    found = subprocess.run([python, "-c", "import torch.distributed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return python if found.returncode == 0 else None
+
+
 def cached(build, name):
     """A value from a build folder's CMake cache, or None."""
     path = os.path.join(build, "CMakeCache.txt")
