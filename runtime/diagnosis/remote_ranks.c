@@ -94,8 +94,9 @@ static dtr__remote_ranks *read_whole(int fd, size_t *nbytes) {
 }
 
 static bool is_sound(const dtr__remote_ranks *all, size_t nbytes, uint64_t job_id, int world_size) {
-    bool sound = all->magic == DTR__REMOTE_RANKS_MAGIC && all->job_id == job_id &&
-                 all->n <= (uint32_t)world_size && dtr__rec_is_time(all->now_ns) &&
+    bool sound = nbytes >= sizeof *all && all->magic == DTR__REMOTE_RANKS_MAGIC &&
+                 all->job_id == job_id && all->n <= (uint32_t)world_size &&
+                 dtr__rec_is_time(all->now_ns) &&
                  nbytes == sizeof *all + all->n * sizeof all->rank[0];
     for (uint32_t i = 0; sound && i < all->n; i++) {
         const dtr__remote_rank *r = &all->rank[i];
@@ -105,13 +106,16 @@ static bool is_sound(const dtr__remote_ranks *all, size_t nbytes, uint64_t job_i
     return sound;
 }
 
-static void end_texts(dtr__remote_ranks *all) {
-    for (uint32_t i = 0; i < all->n; i++) {
+bool dtr__remote_ranks_take(dtr__remote_ranks *all, size_t nbytes, uint64_t job_id,
+                            int world_size) {
+    const bool sound = is_sound(all, nbytes, job_id, world_size);
+    for (uint32_t i = 0; sound && i < all->n; i++) {
         dtr__rank_report *d = &all->rank[i].report;
         all->rank[i].host[sizeof all->rank[i].host - 1] = '\0';
         d->doing[sizeof d->doing - 1] = '\0';
         d->called.site[sizeof d->called.site - 1] = '\0';
     }
+    return sound;
 }
 
 dtr__remote_ranks *dtr__remote_ranks_load(const char *recording, uint64_t job_id, int world_size) {
@@ -124,12 +128,9 @@ dtr__remote_ranks *dtr__remote_ranks_load(const char *recording, uint64_t job_id
     if (fd >= 0) {
         close(fd);
     }
-    if (all != NULL && !is_sound(all, nbytes, job_id, world_size)) {
+    if (all != NULL && !dtr__remote_ranks_take(all, nbytes, job_id, world_size)) {
         free(all);
         all = NULL;
-    }
-    if (all != NULL) {
-        end_texts(all);
     }
     return all;
 }

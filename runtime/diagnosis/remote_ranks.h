@@ -30,8 +30,10 @@ typedef struct dtr__remote_ranks {
  */
 void dtr__remote_ranks_round(dtr_world *world, uint32_t *answered);
 
-/* The answer beside that recording; the caller frees it. NULL: none, or of another job. All texts
- * end, all numbers are in range. */
+/* Whether these bytes, aligned as memory of malloc is, are an answer of that job; all its texts end
+ * then, and all numbers are in range. */
+bool dtr__remote_ranks_take(dtr__remote_ranks *all, size_t nbytes, uint64_t job_id, int world_size);
+/* The answer beside that recording; the caller frees it. NULL: none. */
 dtr__remote_ranks *dtr__remote_ranks_load(const char *recording, uint64_t job_id, int world_size);
 
 #endif /* DTR_RT_REMOTE_RANKS_H */
