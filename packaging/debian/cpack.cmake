@@ -4,8 +4,8 @@ if(NOT PROJECT_IS_TOP_LEVEL OR DTR_SANITIZE OR DTR_COVERAGE OR NOT Python3_FOUND
   return()
 endif()
 
-# A version that the changelog does not have yet comes before the one that it will.
-file(STRINGS CHANGELOG.md released REGEX "^## \\[?${PROJECT_VERSION}[] ]")
+# A version that the changelog has no date for yet comes before the one that it will.
+file(STRINGS CHANGELOG.md released REGEX "^## ${PROJECT_VERSION} - [0-9]")
 set(CPACK_DEBIAN_PACKAGE_VERSION ${PROJECT_VERSION})
 if(NOT released)
   string(APPEND CPACK_DEBIAN_PACKAGE_VERSION "~dev")

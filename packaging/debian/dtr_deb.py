@@ -84,7 +84,7 @@ def last_change():
 
 
 def changelog(version, maintainer):
-    """CHANGELOG.md in Debian's form. A section is "## VERSION - DATE", or "## Unreleased", which gets the packages' version."""
+    """CHANGELOG.md in Debian's form. A section is "## VERSION - DATE", or "## VERSION (unreleased)", which gets the packages' version."""
     entries = []
     for section in re.split(r"^## ", read(os.path.join(ROOT, "CHANGELOG.md")), flags=re.M)[1:]:
         heading, body = section.split("\n", 1)
@@ -92,12 +92,12 @@ def changelog(version, maintainer):
         if named:
             number = named.group(1) + "-1"
             when = datetime.datetime.fromisoformat(named.group(2) + "T12:00:00+00:00")
-        elif heading.lower().strip(" []") == "unreleased":
+        elif heading.endswith("(unreleased)"):
             if not body.strip():
                 continue
             number, when = version, last_change()
         else:
-            sys.exit('CHANGELOG.md: "## %s" is neither a version with its date nor Unreleased' % heading)
+            sys.exit('CHANGELOG.md: "## %s" is a version neither with its date nor with (unreleased)' % heading)
         text = ["dtr (%s) %s; urgency=medium" % (number, "unstable" if named else "UNRELEASED"), ""]
         for item in re.findall(r"^(?:### (.*)|- (.*(?:\n {2,}.*)*))$", body, flags=re.M):
             if item[0]:

@@ -29,17 +29,16 @@ soversion = major if major != "0" else "0." + minor
 # The newest section of the changelog is that of this version, with its date, or not released yet.
 sections = re.findall(r"^## (.+)$", read("CHANGELOG.md"), flags=re.M)
 newest = sections[0] if sections else "missing"
-if newest.strip("[]").lower() != "unreleased":
-    if not re.match(r"\[?%s\]? .*\d{4}-\d\d-\d\d" % re.escape(version), newest):
-        problems.append('CHANGELOG.md: the newest section is "%s"; expected "Unreleased" or "%s - DATE"' % (newest, version))
+if not re.fullmatch(re.escape(version) + r" (?:\(unreleased\)|- \d{4}-\d\d-\d\d)", newest):
+    problems.append('CHANGELOG.md: the newest section is "%s"; expected "%s (unreleased)" or "%s - DATE"' % (newest, version, version))
 older = [re.match(r"\[?(\d+)\.(\d+)\.(\d+)\]?", section) for section in sections]
 numbers = [tuple(int(part) for part in match.groups()) for match in older if match]
 if numbers != sorted(set(numbers), reverse=True):
     problems.append("CHANGELOG.md: versions do not fall from section to section: %s" % numbers)
 if numbers and numbers[0] > tuple(int(part) for part in version.split(".")):
     problems.append("CHANGELOG.md has %s, which is newer than %s" % (numbers[0], version))
-if "Unreleased" in sections[1:]:
-    problems.append("CHANGELOG.md: Unreleased is not the newest section")
+if any(section.endswith("(unreleased)") for section in sections[1:]):
+    problems.append("CHANGELOG.md: the section that is not released is not the newest")
 
 wants("packaging/conda/recipe.yaml", r'^  version: "([^"]+)"', version, "the version")
 wants("packaging/spack/packages/dtr/package.py", r'version\("(\d[^"]*)", tag="v', version, "the newest version")
