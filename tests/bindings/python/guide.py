@@ -12,7 +12,7 @@ page, folder, launcher = sys.argv[1:]
 with open(page, encoding="utf-8") as file:
     text = file.read()
 os.makedirs(folder, exist_ok=True)
-shown = re.findall(r"^```python\n(.*?)^```\n\n```\n\$ mpirun -n (\d+) python3 (\w+\.py)\n(.*?)^```", text, flags=re.M | re.S)
+shown = re.findall(r"^```python\n(.*?)^```\n\n(?:<!--[^\n]*-->\n)?```console\n\$ mpirun -n (\d+) python3 (\w+\.py)\n(.*?)^```", text, flags=re.M | re.S)
 failed = len(shown) == 0
 for program, ranks, name, output in shown:
     path = os.path.join(folder, name)
