@@ -1,8 +1,10 @@
-/* train away|count|kind|root|release: twenty averages of gradients, and in the seventeenth rank 2
- * does what its argument says. For the messages that pages show; what a rank is told it prints. */
+/* train away|busy|count|kind|root|release: twenty averages of gradients, and in the seventeenth
+ * rank 2 does what its argument says. For the messages that pages show; what a rank is told it
+ * prints. "busy" lasts until there is a file "go". */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <dtr/dtr.h>
 
@@ -34,7 +36,11 @@ static dtr_status step(dtr_group *all, const char *odd) {
     dtr_buffer all_of_it = dtr_cpu(grad, N, DTR_F32);
     o.label = "grad.3";
     if (strcmp(odd, "away") == 0) {
-        nanosleep(&(struct timespec){ 2, 0 }, NULL);
+        sleep(2);
+    } else if (strcmp(odd, "busy") == 0) {
+        while (access("go", F_OK) != 0) {
+            nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
+        }
     } else if (strcmp(odd, "count") == 0) {
         all_of_it = dtr_cpu(grad, N + 1, DTR_F32);
     } else if (strcmp(odd, "kind") == 0) {
