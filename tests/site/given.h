@@ -190,11 +190,13 @@ static void end_given(void) {
 /* Run the pieces of the name by which the program was started, or all that have none; these must
  * not fail in any call. */
 static int run_pieces(int argc, char **argv, const struct piece *pieces, size_t count) {
+    static char lines[4096];
     const char *slash = strrchr(argv[0], '/'), *name = slash != NULL ? slash + 1 : argv[0];
     int level, status = 0;
     name = strcmp(name, "pieces") == 0 ? "" : name;
     columns = argc > 1 ? atoi(argv[1]) : columns;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    setvbuf(stdout, lines, _IOLBF, sizeof lines); /* MPICH made it unbuffered: lines would mix */
     for (size_t i = 0; i < count && status == 0; i++) {
         if (strcmp(pieces[i].name, name) == 0) {
             status = pieces[i].run();
