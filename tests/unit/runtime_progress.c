@@ -52,8 +52,8 @@ static int poll_counter(dtr__poller *p) {
         return DTR__POLL_IDLE;
     }
     atomic_fetch_sub(&c->work, 1);
-    atomic_fetch_add(&c->done, 1);
     atomic_fetch_add(&c->in_thread, dtr__progress_in_thread(&world));
+    atomic_fetch_add(&c->done, 1); /* last: who waits for it looks at the other */
     return DTR__POLL_MOVED;
 }
 
