@@ -1,6 +1,7 @@
 #include "diagnosis/remote_ranks.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +94,12 @@ static dtr__remote_ranks *read_whole(int fd, size_t *nbytes) {
     return all;
 }
 
+static bool are_numbers(const dtr__rank_report *d) {
+    return isfinite(d->since_s) && isfinite(d->rates.operations_per_s) &&
+           isfinite(d->rates.gb_per_s) && isfinite(d->rates.steps_per_s) &&
+           isfinite(d->rates.exposed);
+}
+
 static bool is_sound(const dtr__remote_ranks *all, size_t nbytes, uint64_t job_id, int world_size) {
     bool sound = nbytes >= sizeof *all && all->magic == DTR__REMOTE_RANKS_MAGIC &&
                  all->job_id == job_id && all->n <= (uint32_t)world_size &&
@@ -101,7 +108,8 @@ static bool is_sound(const dtr__remote_ranks *all, size_t nbytes, uint64_t job_i
     for (uint32_t i = 0; sound && i < all->n; i++) {
         const dtr__remote_rank *r = &all->rank[i];
         sound = r->rank >= 0 && r->rank < world_size && r->node >= 0 && r->node < world_size &&
-                r->report.n_groups <= DTR__REPORT_GROUPS && dtr__rec_is_time(r->report.seen_ns);
+                r->report.n_groups <= DTR__REPORT_GROUPS && dtr__rec_is_time(r->report.seen_ns) &&
+                are_numbers(&r->report);
     }
     return sound;
 }

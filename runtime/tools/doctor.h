@@ -119,7 +119,7 @@ const char *doctor_site(const dtr__record *r);
 /* doctor_trigger.c: asks a live rank of this host for a dump; false: it does not run */
 bool doctor_trigger(const dtr__recording *r);
 /* Raises a word of its recording's header, which is `word` bytes from its beginning; the new value,
- * 0: it does not run, or cannot be asked. */
+ * 0, with errno: it does not run (ESRCH), or cannot be written to. Prints nothing. */
 uint32_t doctor_raise(const dtr__recording *r, size_t word);
 
 /* doctor_list.c: the jobs on this host, what the program does with one, and the exit status; the

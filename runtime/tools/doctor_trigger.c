@@ -25,6 +25,7 @@ static dtr__rec_header *map_header(const char *path) {
                       h->header_bytes != sizeof *h)) {
         munmap(h, sizeof *h);
         h = NULL;
+        errno = EINVAL;
     }
     return h;
 }
@@ -34,12 +35,11 @@ uint32_t doctor_raise(const dtr__recording *r, size_t word) {
     char state = '?';
     if (!dtr__process_look(r->head.pid, &start, &state) || start != r->head.pid_start ||
         state == 'Z' || atomic_load(&r->head.phase) >= DTR__PHASE_DESTROYING) {
+        errno = ESRCH;
         return 0;
     }
     dtr__rec_header *h = map_header(r->path);
     if (h == NULL) {
-        fprintf(stderr, "%s: %s cannot be written to: %s\n", doctor_program, r->path,
-                strerror(errno));
         return 0;
     }
     const uint32_t raised = atomic_fetch_add((_Atomic uint32_t *)((char *)h + word), 1) + 1;
@@ -49,6 +49,10 @@ uint32_t doctor_raise(const dtr__recording *r, size_t word) {
 
 bool doctor_trigger(const dtr__recording *r) {
     if (doctor_raise(r, offsetof(dtr__rec_header, dump_requested)) == 0) {
+        if (errno != ESRCH) {
+            fprintf(stderr, "%s: %s cannot be written to: %s\n", doctor_program, r->path,
+                    strerror(errno));
+        }
         return false;
     }
     printf("asked rank %d (host %s, pid %u)\n", r->head.world_rank, r->head.host, r->head.pid);

@@ -1,5 +1,6 @@
 /* The file in which a rank answers what dtr-top asks of the ranks of other hosts: a reader takes it
  * whole, or not at all. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +70,7 @@ START_TEST(a_good_one) {
 END_TEST
 
 START_TEST(damaged_ones) {
-    enum { CASES = 10 };
+    enum { CASES = 12 };
     for (int i = 0; i < CASES; i++) {
         size_t nbytes;
         dtr__remote_ranks *all = some(&nbytes);
@@ -80,6 +81,8 @@ START_TEST(damaged_ones) {
         all->rank[1].rank = i == 4 ? WORLD : i == 5 ? -1 : 2;
         all->rank[1].node = i == 6 ? WORLD : 0;
         all->rank[0].report.n_groups = i == 7 ? DTR__REPORT_GROUPS + 1 : 0;
+        all->rank[0].report.since_s = i == 10 ? (double)NAN : 0;
+        all->rank[1].report.rates.gb_per_s = i == 11 ? (double)INFINITY : 0;
         nbytes = i == 8 ? nbytes - 1 : i == 9 ? 0 : nbytes;
         ck_assert_msg(load(all, nbytes) == NULL, "case %d was taken", i);
         free(all);
