@@ -107,22 +107,24 @@ static bool entered(const top_row *row, uint64_t uid, uint64_t *seq) {
 }
 
 /* Of the two one at least is on another host: recordings of both say more. */
-static bool waits(const top_row *a, const top_row *b) {
-    const place at = inside(a), there = inside(b);
+static bool waits(place at, const top_row *b) {
     uint64_t seq = 0;
-    if (at.uid == 0 || !entered(b, at.uid, &seq)) {
+    if (!entered(b, at.uid, &seq) || seq > at.seq) {
         return false;
     }
+    const place there = inside(b);
     const bool still = strcmp(b->state, "running") != 0;
     return seq < at.seq || (still && there.uid == at.uid && there.seq == at.seq);
 }
 
 void top_remote_waits(top_table *t) {
-    for (size_t i = 0; i < t->n; i++) {
-        for (size_t k = 0; k < t->n; k++) {
-            const top_row *a = &t->row[i], *b = &t->row[k];
+    for (size_t i = 0; t->remote != NULL && i < t->n; i++) {
+        const top_row *a = &t->row[i];
+        const place at = inside(a);
+        for (size_t k = 0; at.uid != 0 && k < t->n; k++) {
+            const top_row *b = &t->row[k];
             if (i != k && (a->rec == NULL || b->rec == NULL)) {
-                a->waits[b->rank] = waits(a, b);
+                a->waits[b->rank] = waits(at, b);
             }
         }
     }
