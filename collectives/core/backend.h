@@ -31,6 +31,7 @@ typedef struct dtr__backend {
     bool compares_itself; /* a collective that ranks have called differently ends on none of them */
     bool ends_alone;      /* such a one may end on some ranks, which the watchdog then finds out */
     bool asks_mpi;        /* each poll of an unfinished collective on the fast path calls MPI */
+    bool without_mpi;     /* start, progress and cancel never call MPI */
     /* 0: cannot serve this call (why, if given, says so in a few words); else preference, highest
      * wins under auto. `call` NULL asks for the group as a whole. */
     int (*score)(const dtr_group *group, const dtr__call *call, const char **why);

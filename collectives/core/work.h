@@ -54,6 +54,7 @@ typedef struct dtr__work_report {
 typedef struct dtr__work_run {
     struct dtr_work *next, *prev; /* incoming: queue_lock; running: progress lock */
     _Atomic bool linked; /* in a running list: not cancelled; written with the progress lock */
+    bool bound;          /* moving it calls MPI, or a function of the program; progress lock */
 } dtr__work_run;
 
 /* What it holds, and where its memory comes from. */

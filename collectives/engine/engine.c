@@ -8,6 +8,7 @@
 #include "core/team.h"
 #include "engine/engine.h"
 #include "engine/stream_dependency.h"
+#include "kernels/user_ops.h"
 
 enum {
     P2P_PER_PASS = 64,   /* of many outstanding ones, a pass polls some, in turn */
@@ -39,6 +40,8 @@ static dtr__queue *running_list(dtr_group *g, const dtr_work *w) {
 
 static void link_running(dtr_group *g, dtr_work *w) {
     dtr__queue *q = running_list(g, w);
+    w->run.bound = !w->backend->without_mpi || dtr__op_is_user(w->call.op);
+    g->engine->bound += w->run.bound;
     w->run.next = NULL;
     w->run.prev = q->tail;
     *(q->tail != NULL ? &q->tail->run.next : &q->head) = w;
@@ -57,6 +60,7 @@ static void link_running(dtr_group *g, dtr_work *w) {
 /* Gives the engine's reference back. */
 static void unlink_running(dtr_group *g, dtr_work *w) {
     dtr__queue *q = running_list(g, w);
+    g->engine->bound -= w->run.bound;
     if (g->engine->p2p_unstarted == w) {
         g->engine->p2p_unstarted = w->run.next;
     }
@@ -334,10 +338,35 @@ static bool may_start(const dtr_group *g, const dtr_work *w) {
            !dtr__stream_dependency_waits(w);
 }
 
+/* By this thread: it may not move all that runs, and order is kept. */
+static bool is_left_alone(const dtr_group *g) {
+    return g->engine->bound > 0 && dtr__progress_only_helps(g->world);
+}
+
+/* What a thread that only helps has seen end is reported by the program's own. */
+static void take_later(dtr_group *g, dtr__queue *called) {
+    if (!atomic_load_explicit(&g->engine->has_later, memory_order_acquire) ||
+        dtr__progress_only_helps(g->world)) {
+        return;
+    }
+    pthread_mutex_lock(&g->engine->queue_lock);
+    dtr__queue *later = &g->engine->later;
+    if (later->head != NULL) {
+        *(called->tail != NULL ? &called->tail->next : &called->head) = later->head;
+        called->tail = later->tail;
+        *later = (dtr__queue){ NULL, NULL };
+    }
+    atomic_store(&g->engine->has_later, false);
+    pthread_mutex_unlock(&g->engine->queue_lock);
+}
+
 /* Start what may start. True when something did. */
 bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
     bool moved = false;
     take_incoming(g);
+    if (is_left_alone(g)) {
+        return false;
+    }
     while (g->engine->p2p_unstarted != NULL) {
         moved = step(g, g->engine->p2p_unstarted, called) || moved;
     }
@@ -350,6 +379,10 @@ bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
 
 bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
     bool moved = dtr__group_start_new(g, called);
+    if (is_left_alone(g)) {
+        return false;
+    }
+    take_later(g, called);
     dtr_work *w = g->engine->p2p_cursor != NULL ? g->engine->p2p_cursor : g->engine->p2p.head;
     for (int n = 0; w != NULL && n < P2P_PER_PASS; n++, w = g->engine->p2p_cursor) {
         g->engine->p2p_cursor = w->run.next;
@@ -380,15 +413,33 @@ bool dtr__group_try_pass(dtr_group *g) {
     return moved;
 }
 
+/* A pass without MPI; what breaks is left to the program's next call. */
+static int help(dtr_group *g) {
+    dtr__queue called = { NULL, NULL };
+    if (!dtr__progress_lock_try(g->engine->progress)) {
+        return DTR__POLL_WAITING;
+    }
+    const bool moved = g->engine->open && dtr__group_pass(g, &called);
+    const bool idle = !g->engine->open || is_left_alone(g);
+    dtr__progress_lock_release(g->engine->progress);
+    dtr__callbacks_run(&called);
+    return moved ? DTR__POLL_MOVED : idle ? DTR__POLL_IDLE : DTR__POLL_WAITING;
+}
+
 int dtr__group_poll(dtr__poller *poller) {
     dtr_group *g =
         ((dtr__group_engine *)((char *)poller - offsetof(dtr__group_engine, poller)))->group;
-    if (atomic_load_explicit(&g->engine->active, memory_order_acquire) == 0) {
+    const bool helps = dtr__progress_only_helps(g->world);
+    if (atomic_load_explicit(&g->engine->active, memory_order_acquire) == 0 &&
+        (helps || !atomic_load_explicit(&g->engine->has_later, memory_order_acquire))) {
         return DTR__POLL_IDLE;
     }
     if (atomic_load_explicit(&g->engine->waiters, memory_order_relaxed) > 0 &&
         dtr__progress_in_thread(g->world)) {
         return DTR__POLL_WAITING; /* somebody polls it who is about to use the result */
+    }
+    if (helps) {
+        return help(g);
     }
     dtr__failure_of(g->world)->visit(g->world);
     return dtr__group_try_pass(g) ? DTR__POLL_MOVED : DTR__POLL_WAITING;

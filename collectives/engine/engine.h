@@ -49,15 +49,18 @@ typedef struct dtr__group_engine {
     struct {
         void (*fn)(dtr_group *, const dtr_op_report *, void *); /* NULL: none */
         void *arg;
-    } hook;                 /* dtr_group_on_complete; queue_lock */
-    int running;            /* active works that are in the running lists; progress lock */
+    } hook;      /* dtr_group_on_complete; queue_lock */
+    int running; /* active works that are in the running lists; progress lock */
+    int bound;   /* those of the lists that only the program's threads move; progress lock */
     _Atomic int open_works; /* issued asynchronously, or reported: callbacks not yet run */
     dtr_work *p2p_unstarted, *p2p_cursor; /* first not started; next to be polled; progress lock */
     double next_deadline;                 /* no running work expires before; progress lock */
     atomic_bool sooner;                   /* a work's limit was shortened since it was found */
     uint32_t passes;                      /* progress lock */
     bool open;                            /* progress lock */
-    _Atomic int waiters; /* callers that poll this group: the progress thread leaves it alone */
+    dtr__queue later;       /* ended, to be reported by a thread of the program; queue_lock */
+    _Atomic bool has_later; /* there is one */
+    _Atomic int waiters;    /* callers that poll this group: the progress thread leaves it alone */
     dtr__pool *pool;
     dtr__poller poller;
     dtr__finish *deferred; /* last steps of failed works, run by dtr__engine_close; queue_lock */

@@ -16,6 +16,7 @@ dtr_status dtr__engine_open(dtr_group *g, dtr_group *world_group) {
     g->engine->pool = pool;
     g->engine->next_deadline = INFINITY;
     g->engine->poller.poll = dtr__group_poll;
+    g->engine->poller.without_mpi = true;
     g->engine->open = true;
     dtr__progress_add(g->world, &g->engine->poller);
     return DTR_OK;

@@ -235,7 +235,25 @@ static void call_back(dtr_work *w, void (*fn)(dtr_work *, dtr_status, void *), v
     dtr__callback_end(&frame);
 }
 
+/* The program's functions are not called by a thread that may not call MPI, as they may. */
+static void keep_for_later(const dtr__queue *called) {
+    for (dtr_work *w = called->head, *following; w != NULL; w = following) {
+        dtr__group_engine *e = w->group->engine;
+        following = w->next;
+        pthread_mutex_lock(&e->queue_lock);
+        w->next = NULL;
+        *(e->later.tail != NULL ? &e->later.tail->next : &e->later.head) = w;
+        e->later.tail = w;
+        atomic_store_explicit(&e->has_later, true, memory_order_release);
+        pthread_mutex_unlock(&e->queue_lock);
+    }
+}
+
 void dtr__callbacks_run(const dtr__queue *called) {
+    if (called->head != NULL && dtr__progress_only_helps(called->head->world)) {
+        keep_for_later(called);
+        return;
+    }
     for (dtr_work *w = called->head, *following; w != NULL; w = following) {
         dtr_group *g = w->group;
         const bool inlined = w->inline_call;

@@ -28,7 +28,8 @@ struct dtr__progress {
     _Atomic uint32_t wakes;
     _Atomic uint32_t asleep;
     _Atomic bool stop;
-    bool has_thread; /* constant after open */
+    bool has_thread; /* constant after open, as the next */
+    bool only_helps; /* the thread may not call MPI */
     pthread_t thread;
     /* The thread's, for those who see whether it moves. */
     _Atomic(const char *) inside;    /* of a native call; NULL: none */
@@ -49,7 +50,7 @@ static int poll_list(dtr__progress *p, uint64_t *beats) {
     int most = DTR__POLL_IDLE;
     pthread_mutex_lock(&p->lock);
     for (dtr__poller *at = p->head; at != NULL; at = at->next) {
-        if (at->leaving) {
+        if (at->leaving || (beats != NULL && p->only_helps && !at->without_mpi)) {
             continue;
         }
         at->inside++;
@@ -184,7 +185,11 @@ static void *thread_main(void *arg) {
 }
 
 bool dtr__progress_has_thread(const dtr_world *world) {
-    return world->progress->has_thread;
+    return world->progress->has_thread && !world->progress->only_helps;
+}
+
+bool dtr__progress_only_helps(const dtr_world *world) {
+    return thread_of == world->progress && thread_of->only_helps;
 }
 
 const char *dtr__progress_inside(const dtr_world *world) {
@@ -261,8 +266,8 @@ dtr_status dtr__progress_open(dtr_world *world, _Atomic uint64_t *beat) {
     pthread_condattr_destroy(&monotonic);
     world->progress = p;
     p->beat = beat != NULL ? beat : &p->no_beat;
-    if (world->mpi.thread_level < MPI_THREAD_MULTIPLE ||
-        dtr__opt_number(&world->options, DTR__OPT_PROGRESS_THREAD) == 0) {
+    p->only_helps = world->mpi.thread_level < MPI_THREAD_MULTIPLE;
+    if (dtr__opt_number(&world->options, DTR__OPT_PROGRESS_THREAD) == 0) {
         return DTR_OK;
     }
     return start_thread(world);

@@ -17,6 +17,7 @@ enum { DTR__POLL_IDLE = -1, DTR__POLL_WAITING = 0, DTR__POLL_MOVED = 1 };
 typedef struct dtr__poller {
     int (*poll)(struct dtr__poller
                     *self); /* progress thread or a caller inside the library; must try-lock */
+    bool without_mpi; /* calls no MPI; set before dtr__progress_add */
     /* The rest belongs to progress/progress.c, guarded by its list lock; dtr__progress_add sets it.
      */
     struct dtr__poller *next, *prev;
@@ -30,7 +31,11 @@ bool dtr__progress_remove(dtr_world *world, dtr__poller *p, double limit_s);
 /* Whether it is the progress thread that is inside p->poll. */
 bool dtr__progress_is_at(dtr_world *world, const dtr__poller *p);
 void dtr__progress_wake(dtr_world *world);
+/* Whether there is a thread that moves everything. Below MPI_THREAD_MULTIPLE there is one that
+ * serves pollers without MPI only. */
 bool dtr__progress_has_thread(const dtr_world *world);
+/* Whether the caller is such a one: it calls neither MPI nor the program. */
+bool dtr__progress_only_helps(const dtr_world *world);
 bool dtr__progress_in_thread(const dtr_world *world); /* is the caller the progress thread? */
 /* The native call that the thread is inside; NULL: none. */
 const char *dtr__progress_inside(const dtr_world *world);

@@ -42,6 +42,7 @@ struct dtr__recorder {
     span_slot *spans; /* in memory */
     _Atomic uint64_t last_span;
     bool one_issuer; /* MPI's thread level lets no two threads issue operations at once */
+    bool one_thread; /* nor does another thread see any of them end */
 };
 
 dtr_status dtr__recorder_open(dtr_world *world) {
@@ -59,8 +60,9 @@ dtr_status dtr__recorder_open(dtr_world *world) {
     r->ring = (slot *)((char *)r->memory.header + r->memory.header->ring_at);
     r->entries = entries;
     r->spans = (span_slot *)((char *)r->memory.header + r->memory.header->spans_at);
-    r->one_issuer = world->mpi.thread_level < MPI_THREAD_MULTIPLE;
     const dtr__options *o = &world->options;
+    r->one_issuer = world->mpi.thread_level < MPI_THREAD_MULTIPLE;
+    r->one_thread = r->one_issuer && dtr__opt_number(o, DTR__OPT_PROGRESS_THREAD) == 0;
     world->recording.hashes = dtr__opt_number(o, DTR__OPT_HASH) != 0;
     world->recording.timing = dtr__opt_number(o, DTR__OPT_TIMING) != 0;
     world->recording.each_in_full = world->recording.hashes || world->recording.timing ||
@@ -200,7 +202,7 @@ uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
     uint64_t number = next_number(recorder);
     slot *s = slot_of(recorder, number);
     uint32_t thread = thread_id();
-    if (!(recorder->one_issuer ? enter_alone : enter)(s, 0, number - 1)) {
+    if (!(recorder->one_thread ? enter_alone : enter)(s, 0, number - 1)) {
         return number;
     }
     store_record(s, r);
@@ -263,7 +265,7 @@ void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_
 void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns) {
     const dtr__recorder *r = world->recorder;
     slot *s = slot_of(r, number);
-    if ((r->one_issuer ? enter_alone : enter)(s, number, number)) {
+    if ((r->one_thread ? enter_alone : enter)(s, number, number)) {
         if (world->recording.counters != NULL) {
             count_end(world, s, now_ns);
         }

@@ -197,6 +197,7 @@ static const char *waits_for(dtr_group *group, void *self, dtr_work *w, char *te
 const dtr__backend dtr__backend_self = { .name = "self",
                                          .kinds = DTR__KINDS_BASIC,
                                          .device = DTR_CPU,
+                                         .without_mpi = true,
                                          .score = score,
                                          .open = open_state,
                                          .close = close_state,

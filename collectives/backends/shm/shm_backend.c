@@ -263,6 +263,7 @@ const dtr__backend dtr__backend_shm = {
     .kinds = DTR__KINDS_BASIC,
     .device = DTR_CPU,
     .compares_itself = true,
+    .without_mpi = true,
     .score = shm_score,
     .open = shm_open,
     .close = shm_close,
