@@ -12,7 +12,9 @@ enum {
     PAUSES = 4000,          /* before the first yield, where every rank has a core */
     YIELDS_PER_LOOK = 16,   /* between two readings of the clock */
     NAP_AFTER_NS = 1000000, /* without movement */
-    NAP_NS = 50000
+    NAP_NS = 50000,
+    LONG_NAP_NS = 1000000, /* at most, where ranks share CPUs: who wakes takes one from who works */
+    NAP_SHARE = 16         /* such naps are a fraction of the time waited */
 };
 
 _Static_assert(sizeof(cpu_set_t) <= DTR__WAIT_SCRATCH, "one set per local rank");
@@ -96,6 +98,14 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     return DTR_OK;
 }
 
+static int32_t nap_after(const dtr_world *world, int64_t waited_ns) {
+    if (world != NULL && !world->cpus.oversubscribed) {
+        return NAP_NS;
+    }
+    const int64_t ns = waited_ns / NAP_SHARE;
+    return ns < NAP_NS ? NAP_NS : ns > LONG_NAP_NS ? LONG_NAP_NS : (int32_t)ns;
+}
+
 bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
     uint32_t pauses = world == NULL || world->cpus.oversubscribed ? 0 : PAUSES;
     if (b->spins < pauses) {
@@ -107,9 +117,13 @@ bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
     b->spins++;
     if (yields == 0) {
         b->since_ns = dtr__now_ns();
-    } else if (yields % YIELDS_PER_LOOK == 0 && dtr__now_ns() - b->since_ns > NAP_AFTER_NS) {
-        b->spins--; /* look again next time */
-        return true;
+    } else if (yields % YIELDS_PER_LOOK == 0) {
+        const int64_t waited = dtr__now_ns() - b->since_ns;
+        if (waited > NAP_AFTER_NS) {
+            b->nap_ns = nap_after(world, waited);
+            b->spins--; /* look again next time */
+            return true;
+        }
     }
     if (!b->elsewhere) {
         sched_yield();
@@ -119,7 +133,7 @@ bool dtr__backoff_due(const dtr_world *world, dtr__backoff *b) {
 
 void dtr__backoff_pause(const dtr_world *world, dtr__backoff *b) {
     if (dtr__backoff_due(world, b)) {
-        struct timespec nap = { 0, NAP_NS };
+        const struct timespec nap = { 0, b->nap_ns };
         nanosleep(&nap, NULL);
     }
 }

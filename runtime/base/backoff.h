@@ -20,10 +20,11 @@ static inline void dtr__relax(void) {
 }
 
 /* One wait policy for the whole library: pauses while there is a core per rank, else yields at
- * once; naps after a while without movement. Keep one dtr__backoff per wait, zero it when something
- * moved. */
+ * once; naps after a while without movement, longer and longer ones where ranks share CPUs. Keep
+ * one dtr__backoff per wait, zero it when something moved. */
 typedef struct dtr__backoff {
     uint32_t spins;
+    int32_t nap_ns;   /* set where a nap is due */
     int64_t since_ns; /* of the first yield */
     bool elsewhere;   /* who is asked between two steps gives the processor away: no step does */
 } dtr__backoff;

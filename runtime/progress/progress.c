@@ -19,8 +19,6 @@
 #include "progress/progress.h"
 #include "topology/bind.h"
 
-enum { NAP_NS = 100000 };
-
 struct dtr__progress {
     pthread_mutex_t lock; /* list, inside, leaving */
     pthread_cond_t left;  /* somebody came out of a poller that is leaving */
@@ -164,7 +162,6 @@ void dtr__progress_wake(dtr_world *world) {
 static void *thread_main(void *arg) {
     dtr_world *world = arg;
     dtr__progress *p = world->progress;
-    const struct timespec nap = { 0, NAP_NS };
     dtr__backoff backoff = { 0 };
     uint64_t beats = 0;
     thread_of = p;
@@ -178,6 +175,7 @@ static void *thread_main(void *arg) {
         if (moved != DTR__POLL_WAITING) {
             backoff = (dtr__backoff){ 0 };
         } else if (dtr__backoff_due(world->cpus.spare_cores ? world : NULL, &backoff)) {
+            const struct timespec nap = { 0, backoff.nap_ns };
             sleep_until_wake(p, seen, &nap);
         }
     }

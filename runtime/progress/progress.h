@@ -17,7 +17,7 @@ enum { DTR__POLL_IDLE = -1, DTR__POLL_WAITING = 0, DTR__POLL_MOVED = 1 };
 typedef struct dtr__poller {
     int (*poll)(struct dtr__poller
                     *self); /* progress thread or a caller inside the library; must try-lock */
-    bool without_mpi; /* calls no MPI; set before dtr__progress_add */
+    bool without_mpi;       /* calls no MPI; set before dtr__progress_add */
     /* The rest belongs to progress/progress.c, guarded by its list lock; dtr__progress_add sets it.
      */
     struct dtr__poller *next, *prev;

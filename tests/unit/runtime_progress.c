@@ -64,6 +64,32 @@ static void await(_Atomic int *value, int wanted) {
     }
 }
 
+/* The nap that is due after at least `ms`; `waited` is at least what was really waited. */
+static int64_t nap_after(bool shared_cpus, int ms, int64_t *waited) {
+    const dtr_world w = { .cpus.oversubscribed = shared_cpus };
+    dtr__backoff b = { 0 };
+    const int64_t begun = dtr__now_ns();
+    while (!dtr__backoff_due(&w, &b)) { /* the first is due after a millisecond */
+    }
+    b.since_ns -= ms * INT64_C(1000000);
+    ck_assert(dtr__backoff_due(&w, &b));
+    *waited = dtr__now_ns() - begun + ms * INT64_C(1000000);
+    return b.nap_ns;
+}
+
+/* Where ranks share CPUs who waits long looks seldom, and sleeps a small part of what it has
+ * waited. */
+START_TEST(naps) {
+    int64_t waited;
+    for (int ms = 0; ms <= 32; ms += 4) {
+        const int64_t nap = nap_after(true, ms, &waited);
+        ck_assert_int_ge(nap, ms < 15 ? (ms + 1) * 1000000 / 16 : 1000000);
+        ck_assert_int_le(nap, ms < 15 ? waited / 16 : 1000000);
+        ck_assert_int_eq(nap_after(false, ms, &waited), 50000);
+    }
+}
+END_TEST
+
 enum { GIVERS = 3, GIFTS = 2000 };
 
 static void *give(void *arg) {
@@ -406,6 +432,7 @@ END_TEST
 
 static void make(Suite *s) {
     TCase *tc = tcase_create("progress");
+    tcase_add_test(tc, naps);
     tcase_add_test(tc, no_wake_is_lost);
     tcase_add_test(tc, wake_between_poll_and_sleep);
     tcase_add_test(tc, without_thread_the_caller_polls);
