@@ -7,38 +7,20 @@
 
 #include "agreement/mailbox.h"
 #include "backends/nccl/nccl_calls.h"
+#include "group/gpu_choice.h"
 #include "group/gpus.h"
 #include "group/groups.h"
 #include "memory/device.h"
 
 /* ---- the table ---- */
 
-enum { GPUS = 16, UUID = 16 }; /* devices of a rank that the others are sent */
-
-enum { ANY_DEVICE = -1, NO_GPU = -2 };
-
-typedef struct gpu_rank {
-    uint64_t host;    /* equal on ranks that could see one GPU */
-    uint64_t nccl_id; /* of NCCL_HOSTID, 0: not set */
-    int32_t usable;   /* CUDA is */
-    int32_t nccl;     /* version, 0: cannot be used */
-    int32_t devices;
-    int32_t several; /* the user lets NCCL put several ranks on one GPU */
-    int32_t windows; /* memory is to be made known to NCCL, which can have windows of it */
-    /* Device of the world's options, or one of these. */
-    int32_t named;
-    unsigned char uuid[GPUS][UUID];
-    uint8_t distance[GPUS]; /* from the rank's cores */
-    char why[128];          /* NCCL cannot be used */
-} gpu_rank;
-
 struct dtr__gpus {
     int size;
-    bool alike;      /* no rank can use CUDA, all for the same reason: one entry says it of all */
-    gpu_rank rank[]; /* by world rank, or that one */
+    bool alike; /* no rank can use CUDA, all for the same reason: one entry says it of all */
+    dtr__gpu_rank rank[]; /* by world rank, or that one */
 };
 
-static const gpu_rank *entry_of(const dtr__gpus *t, int world_rank) {
+static const dtr__gpu_rank *entry_of(const dtr__gpus *t, int world_rank) {
     return &t->rank[t->alike ? 0 : world_rank];
 }
 
@@ -62,16 +44,6 @@ static uint64_t own_host(const dtr_world *world) {
     return hash(UINT64_C(14695981039346656037), boot[0] != '\0' ? boot : world->host);
 }
 
-/* Devices of a rank that are in the table. */
-static int listed(const gpu_rank *r) {
-    return r->devices < GPUS ? r->devices : GPUS;
-}
-
-static bool one_gpu(const gpu_rank *a, int da, const gpu_rank *b, int db) {
-    return da >= 0 && db >= 0 && da < GPUS && db < GPUS && a->host == b->host &&
-           memcmp(a->uuid[da], b->uuid[db], UUID) == 0;
-}
-
 /* Whether NCCL may make windows that ranks share, as far as its settings say. Without, and across
  * nodes, a window is a local registration, and NCCL does not say so. */
 static bool may_share_windows(void) {
@@ -85,11 +57,11 @@ static bool may_share_windows(void) {
     return may;
 }
 
-static void describe_own(const dtr_world *world, gpu_rank *own) {
+static void describe_own(const dtr_world *world, dtr__gpu_rank *own) {
     const dtr__cuda *cuda = dtr__cuda_get();
     const char *id = getenv("NCCL_HOSTID"), *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     own->host = own_host(world);
-    own->named = NO_GPU;
+    own->named = DTR__NO_GPU;
     own->usable = cuda->state == DTR__CUDA_OK;
     if (!own->usable) {
         snprintf(own->why, sizeof own->why, "%s", dtr__cuda_state_name(cuda->state));
@@ -103,54 +75,36 @@ static void describe_own(const dtr_world *world, gpu_rank *own) {
     own->windows = dtr__opt_number(&world->options, DTR__OPT_NCCL_REGISTER) != 0 &&
                    l->ops != NULL && l->ops->windows() && may_share_windows();
     snprintf(own->why, sizeof own->why, "%.*s", (int)sizeof own->why - 1, l->reason);
-    dtr__pci pci[GPUS] = { { 0 } };
-    int n = listed(own);
+    dtr__pci pci[DTR__GPUS] = { { 0 } };
+    int n = dtr__gpus_listed(own);
     for (int i = 0; i < n; i++) {
         dtr__device_facts facts;
         if (cuda->ops->facts(i, &facts) == 0) {
-            memcpy(own->uuid[i], facts.uuid, UUID);
+            memcpy(own->uuid[i], facts.uuid, DTR__GPU_UUID);
             pci[i] = facts.pci;
         }
     }
-    own->named = !world->bound                    ? ANY_DEVICE
+    own->named = !world->bound                    ? DTR__ANY_DEVICE
                  : world->device.type == DTR_CUDA ? world->device.index
-                                                  : NO_GPU;
+                                                  : DTR__NO_GPU;
     dtr__gpu_affinity_read(pci, n, own->distance);
 }
 
-/* The device that each rank takes, in order of the world's ranks, which all ranks work out alike:
- * the nearest of those that the fewest ranks before it have taken. What options name is taken
- * first. */
 static void choose_default(dtr_world *world, const dtr__gpus *t) {
-    const gpu_rank *own = entry_of(t, world->rank);
+    const dtr__gpu_rank *own = entry_of(t, world->rank);
     if (world->bound || own->usable == 0) {
         return;
     }
-    int *taken = calloc((size_t)t->size, sizeof *taken), choice = 0;
-    for (int r = 0; taken != NULL && r < t->size; r++) {
-        taken[r] = t->rank[r].named;
-    }
-    for (int r = 0; taken != NULL && r <= world->rank; r++) {
-        const gpu_rank *a = &t->rank[r];
-        int users[GPUS] = { 0 }, n = listed(a);
-        for (int i = 0; taken[r] == ANY_DEVICE && i < n; i++) {
-            for (int o = 0; o < t->size; o++) {
-                users[i] += one_gpu(a, i, &t->rank[o], taken[o]);
-            }
-        }
-        taken[r] = taken[r] == ANY_DEVICE ? dtr__nearest_pick(users, a->distance, n) : taken[r];
-        choice = taken[r];
-    }
+    const int choice = dtr__gpu_choose(t->rank, t->size, world->rank);
     world->device = (dtr_device){ DTR_CUDA, choice };
     if (own->distance[choice] != DTR__DISTANCE_UNKNOWN) {
         DTR_INFO(world, "device cuda:%d, %d steps from this rank's cores", choice,
                  own->distance[choice]);
     }
-    free(taken);
 }
 
 /* Whether none can use CUDA and all say the same of it: then nobody needs to know more. */
-static int find_alike(const dtr_world *world, const gpu_rank *own, bool *alike) {
+static int find_alike(const dtr_world *world, const dtr__gpu_rank *own, bool *alike) {
     const uint64_t why = hash(1, own->why);
     const uint64_t mine[3] = { why, ~why, own->usable == 0 };
     uint64_t least[3] = { 0 };
@@ -161,7 +115,7 @@ static int find_alike(const dtr_world *world, const gpu_rank *own, bool *alike) 
 
 dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create" };
-    gpu_rank own = { 0 };
+    dtr__gpu_rank own = { 0 };
     bool alike = false;
     describe_own(world, &own);
     int code = find_alike(world, &own, &alike);
@@ -208,7 +162,7 @@ void dtr__gpus_free(dtr__gpus *gpus) {
 
 /* ---- a group ---- */
 
-static const gpu_rank *member(const dtr_group *g, int rank) {
+static const dtr__gpu_rank *member(const dtr_group *g, int rank) {
     return entry_of(g->world->groups->gpus, g->world_ranks[rank]);
 }
 
@@ -216,7 +170,7 @@ static const gpu_rank *member(const dtr_group *g, int rank) {
 static bool have_nccl(const dtr_group *g, char *why, size_t cap) {
     char a[16], b[16];
     for (int r = 0; r < g->size; r++) {
-        const gpu_rank *m = member(g, r);
+        const dtr__gpu_rank *m = member(g, r);
         if (m->nccl == 0) {
             snprintf(why, cap, "NCCL is not available on rank %d (world %d): %s", r,
                      g->world_ranks[r], m->why);
@@ -236,47 +190,51 @@ static bool have_nccl(const dtr_group *g, char *why, size_t cap) {
 bool dtr__gpus_windows_wanted(const dtr_group *g) {
     bool all = true;
     for (int r = 0; r < g->size && all; r++) {
-        const gpu_rank *m = member(g, r), *first = member(g, 0);
+        const dtr__gpu_rank *m = member(g, r), *first = member(g, 0);
         all = m->windows != 0 && m->host == first->host && m->nccl_id == first->nccl_id;
     }
     return all;
 }
 
 /* The device a rank is going to use; -1: not known before it does. */
-static int expected_device(const dtr_group *g, const gpu_rank *own) {
+static int expected_device(const dtr_group *g, const dtr__gpu_rank *own) {
     return g->device.type == DTR_CUDA ? g->device.index : own->devices == 1 ? 0 : -1;
 }
 
-/* Settings with which NCCL itself puts several ranks on one GPU. */
-static bool wanted_by_user(const gpu_rank *a, const gpu_rank *b) {
-    return (a->several && b->several) ||
-           (a->nccl_id != 0 && b->nccl_id != 0 && a->nccl_id != b->nccl_id);
+/* Members whose GPU the one at `first` uses too, and which. */
+static void name_shared(const dtr__gpu_seat *seat, int n, int first, const int *devices,
+                        bool allowed, char *why, size_t cap) {
+    const dtr__gpu_seat *s = &seat[first];
+    size_t at = (size_t)snprintf(why, cap, "ranks %d", s->rank);
+    for (int j = first + 1; j < n && dtr__gpu_one_seat(s, &seat[j]); j++) {
+        if (!allowed || !dtr__gpu_wanted_by_user(s->of, seat[j].of)) {
+            at += at < cap ? (size_t)snprintf(why + at, cap - at, ", %d", seat[j].rank) : 0;
+        }
+    }
+    at = at < cap ? at : cap - 1;
+    snprintf(why + at, cap - at,
+             " share one GPU (GPU-%02x%02x%02x%02x, cuda:%d of rank %d); give each rank a "
+             "GPU of its own, for example by CUDA_VISIBLE_DEVICES",
+             s->uuid[0], s->uuid[1], s->uuid[2], s->uuid[3], devices[s->rank], s->rank);
 }
 
 /* True: members share a GPU; `why` names them and it. */
-static bool shared_gpu(const dtr_group *g, const int *devices, bool named, char *why, size_t cap) {
+static bool shared_gpu(const dtr_group *g, const int *devices, dtr__gpu_seat *seat, char *why,
+                       size_t cap) {
+    const bool allowed = g->backends.device_named != NULL;
+    int n = 0;
     for (int r = 0; r < g->size; r++) {
-        int sharers = 0;
-        size_t at = 0;
-        for (int o = r + 1; o < g->size; o++) {
-            const gpu_rank *a = member(g, r), *b = member(g, o);
-            if (one_gpu(a, devices[r], b, devices[o]) && !(named && wanted_by_user(a, b))) {
-                at = at == 0 ? (size_t)snprintf(why, cap, "ranks %d", r) : at;
-                at += at < cap ? (size_t)snprintf(why + at, cap - at, ", %d", o) : 0;
-                sharers++;
-            }
-        }
-        if (sharers > 0) {
-            const unsigned char *u = member(g, r)->uuid[devices[r]];
-            at = at < cap ? at : cap - 1;
-            snprintf(why + at, cap - at,
-                     " share one GPU (GPU-%02x%02x%02x%02x, cuda:%d of rank %d); give each rank a "
-                     "GPU of its own, for example by CUDA_VISIBLE_DEVICES",
-                     u[0], u[1], u[2], u[3], devices[r], r);
-            return true;
+        const dtr__gpu_rank *m = member(g, r);
+        if (devices[r] >= 0 && devices[r] < DTR__GPUS) {
+            seat[n++] = (dtr__gpu_seat){ .of = m, .uuid = m->uuid[devices[r]], .rank = r };
         }
     }
-    return false;
+    dtr__gpu_seats_sort(seat, n);
+    const int first = dtr__gpu_first_shared(seat, n, allowed);
+    if (first >= 0) {
+        name_shared(seat, n, first, devices, allowed, why, cap);
+    }
+    return first >= 0;
 }
 
 /* Whether members share a GPU; `why` names them and it. */
@@ -284,8 +242,9 @@ static dtr_status find_shared(dtr_group *g, char *why, size_t cap, bool *shared)
     dtr__error_context ctx = { .world = g->world, .group = g->name };
     int own = expected_device(g, member(g, g->rank));
     int *devices = malloc((size_t)g->size * sizeof *devices);
+    dtr__gpu_seat *seat = malloc((size_t)g->size * sizeof *seat);
     dtr_status s = DTR_OK;
-    if (devices == NULL) {
+    if (devices == NULL || seat == NULL) {
         s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the devices of %d ranks", g->size);
     }
     dtr__mpi_lock(g->world);
@@ -297,9 +256,10 @@ static dtr_status find_shared(dtr_group *g, char *why, size_t cap, bool *shared)
     if (code != MPI_SUCCESS) {
         s = dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
     }
-    *shared = s == DTR_OK && devices != NULL &&
-              shared_gpu(g, devices, g->backends.device_named != NULL, why, cap);
+    *shared =
+        s == DTR_OK && devices != NULL && seat != NULL && shared_gpu(g, devices, seat, why, cap);
     free(devices);
+    free(seat);
     return s;
 }
 

@@ -18,6 +18,7 @@
 #include "diagnosis/writer.h"
 #include "launcher.h"
 #include "memory/device.h"
+#include "world/nodes.h"
 #include "world/world.h"
 
 enum { TAG_UB_NEEDED = 196607 };
@@ -119,27 +120,6 @@ static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_w
 
 /* ---- opening, second half: all ranks are here ---- */
 
-typedef struct rank_facts {
-    int leader;  /* lowest world rank of the node */
-    uint64_t id; /* rank 0's becomes the world's */
-} rank_facts;
-
-static void number_nodes(dtr_world *w, const rank_facts *facts) {
-    w->node_count = 0;
-    for (int r = 0; r < w->size; r++) {
-        int leader = facts[r].leader;
-        w->node_of[r] = leader == r ? w->node_count++ : w->node_of[leader];
-        w->local_rank_of[r] = 0;
-        for (int before = leader; before < r; before++) {
-            w->local_rank_of[r] += facts[before].leader == leader;
-        }
-        if (leader == facts[w->rank].leader) {
-            w->local_world[w->local_rank_of[r]] = r;
-        }
-    }
-    w->node = w->node_of[w->rank];
-}
-
 /* A number that no other world of this machine's user has. */
 static uint64_t own_id(void) {
     struct timespec now;
@@ -183,12 +163,12 @@ static dtr_status find_places(dtr_world *w, void *scratch) {
     DTR_TRY(look_around(w));
     DTR_TRY(dtr__wait_open(w, scratch));
     DTR_TRY(cut_host(w));
-    rank_facts mine = { w->rank, own_id() }, *facts = scratch;
+    dtr__rank_facts mine = { w->rank, own_id() }, *facts = scratch;
     const int nbytes = (int)sizeof mine;
     DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->mpi.node_comm));
     DTR_MPI(&ctx, MPI_Allgather(&mine, nbytes, MPI_BYTE, facts, nbytes, MPI_BYTE, w->mpi.comm));
     w->job_id = facts[0].id;
-    number_nodes(w, facts);
+    dtr__number_nodes(w, facts);
     return DTR_OK;
 }
 
@@ -262,7 +242,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
 static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_status s) {
     static const char what[] = "world creation";
     enum { PER_RANK = DTR__WAIT_SCRATCH };
-    _Static_assert(sizeof(rank_facts) <= PER_RANK, "the scratch memory serves both");
+    _Static_assert(sizeof(dtr__rank_facts) <= PER_RANK, "the scratch memory serves both");
     void *scratch = malloc((size_t)w->size * PER_RANK);
     if (s == DTR_OK && scratch == NULL) {
         s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the facts of %d ranks", w->size);

@@ -56,6 +56,14 @@ else()
 endif()
 dtr_add_unit_test(shm_limits SOURCES unit/shm_limits.c)
 
+# Files whose steps are counted: the program has them once more, with a call in each basic block.
+set(counted)
+foreach(file runtime/world/nodes.c collectives/backends/mpi/mpi_collectives_tree.c collectives/group/gpu_choice.c)
+  list(APPEND counted ${PROJECT_SOURCE_DIR}/${file})
+endforeach()
+set_source_files_properties(${counted} PROPERTIES COMPILE_OPTIONS -fsanitize-coverage=trace-pc)
+dtr_add_unit_test(many_ranks SOURCES unit/many_ranks.c ${counted})
+
 # dtr-info needs no MPI job: ENV16, ENV17.
 foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +seconds +1800 +2.5 +environment.*DTR_DEBGU.*DTR_DEBUG"
              "help;--help;usage: dtr-info" "unknown;--nonsense;cannot make sense of .--nonsense")

@@ -17,10 +17,23 @@ enum {
     SCATTER_MOST = 64 << 10
 };
 
+/* Nodes of the world by number: which one of the group each of them is, plus one; 0: none yet. */
+static int *numbers_new(const dtr_group *group) {
+    int highest = 0;
+    for (int i = 0; i < group->size; i++) {
+        const int node = group->world->node_of[group->world_ranks[i]];
+        highest = node > highest ? node : highest;
+    }
+    return calloc((size_t)highest + 1, sizeof(int));
+}
+
 bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
     size_t size = (size_t)group->size;
     dtr__mpi_nodes *nodes = calloc(1, sizeof *nodes + 5 * size * sizeof *nodes->of);
-    if (nodes == NULL) {
+    int *number = numbers_new(group);
+    if (nodes == NULL || number == NULL) {
+        free(nodes);
+        free(number);
         return false;
     }
     nodes->of = (int *)(nodes + 1);
@@ -30,13 +43,12 @@ bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
     nodes->member = nodes->count + size;
     const int *node_of = group->world->node_of, *ranks = group->world_ranks;
     for (int i = 0; i < group->size; i++) {
-        int earlier = 0;
-        while (node_of[ranks[earlier]] != node_of[ranks[i]]) {
-            earlier++;
-        }
-        nodes->of[i] = earlier < i ? nodes->of[earlier] : nodes->n++;
+        int *known = &number[node_of[ranks[i]]];
+        *known = *known == 0 ? ++nodes->n : *known;
+        nodes->of[i] = *known - 1;
         nodes->place[i] = nodes->count[nodes->of[i]]++;
     }
+    free(number);
     nodes->least = nodes->count[0];
     for (int d = 1; d < nodes->n; d++) {
         nodes->first[d] = nodes->first[d - 1] + nodes->count[d - 1];

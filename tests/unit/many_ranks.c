@@ -1,0 +1,217 @@
+/* What a rank works out about all ranks, for worlds that nobody can start here: the result is
+ * right, and the steps grow as the ranks do. The files under test are compiled to count their basic
+ * blocks (tests.cmake), so no clock is asked. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/mpi/mpi_internal.h"
+#include "core/team.h"
+#include "group/gpu_choice.h"
+#include "unit.h"
+#include "world/nodes.h"
+
+static size_t steps;
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void) {
+    steps++;
+}
+
+enum { FEW = 1 << 10, TIMES = 16, MANY = FEW * TIMES, LOCAL = 8 };
+
+/* Sixteen times the ranks are at most so many times the steps; a square makes it 256 times. */
+enum { MOST_TIMES = 2 * TIMES };
+
+static size_t steps_of(void (*run)(int n), int n) {
+    steps = 0;
+    run(n);
+    return steps;
+}
+
+static void grows_like_ranks(void (*run)(int n)) {
+    const size_t few = steps_of(run, FEW), many = steps_of(run, MANY);
+    ck_assert_uint_gt(few, 0);
+    ck_assert_msg(many <= MOST_TIMES * few, "%zu steps for %d ranks, %zu for %d", few, FEW, many,
+                  MANY);
+}
+
+/* ---- nodes ---- */
+
+/* Node of a rank, where the ranks of a node follow each other, and where they go round the nodes.
+ */
+static int in_blocks(int r, int n) {
+    (void)n;
+    return r / LOCAL;
+}
+
+static int in_turn(int r, int n) {
+    return r % (n / LOCAL);
+}
+
+static dtr_world numbered(int n, int (*node)(int r, int n)) {
+    dtr_world w = { .size = n, .rank = n - 1 };
+    dtr__rank_facts *facts = calloc((size_t)n, sizeof *facts);
+    w.node_of = malloc((size_t)n * sizeof(int));
+    w.local_rank_of = malloc((size_t)n * sizeof(int));
+    w.local_world = malloc((size_t)n * sizeof(int));
+    ck_assert(facts != NULL && w.node_of && w.local_rank_of && w.local_world);
+    for (int r = 0; r < n; r++) {
+        facts[r].leader = node == in_blocks ? r / LOCAL * LOCAL : r % (n / LOCAL);
+    }
+    dtr__number_nodes(&w, facts);
+    free(facts);
+    return w;
+}
+
+static void forget(dtr_world *w) {
+    free(w->node_of);
+    free(w->local_rank_of);
+    free(w->local_world);
+}
+
+static void number(int n, int (*node)(int r, int n)) {
+    dtr_world w = numbered(n, node);
+    ck_assert_int_eq(w.node_count, n / LOCAL);
+    ck_assert_int_eq(w.node, n / LOCAL - 1);
+    for (int r = 0; r < n; r++) {
+        ck_assert_int_eq(w.node_of[r], node(r, n));
+        ck_assert_int_eq(w.local_rank_of[r], node == in_blocks ? r % LOCAL : r / (n / LOCAL));
+    }
+    for (int i = 0; i < LOCAL; i++) {
+        ck_assert_int_eq(w.local_world[i],
+                         node == in_blocks ? n - LOCAL + i : (i + 1) * (n / LOCAL) - 1);
+    }
+    forget(&w);
+}
+
+static void number_blocks(int n) {
+    number(n, in_blocks);
+}
+
+static void number_in_turn(int n) {
+    number(n, in_turn);
+}
+
+START_TEST(nodes_are_numbered) {
+    grows_like_ranks(number_blocks);
+    grows_like_ranks(number_in_turn);
+}
+END_TEST
+
+/* A group of every second rank, so that each node has half of its ranks in it. */
+static void find_nodes(int n, int (*node)(int r, int n)) {
+    dtr_world w = numbered(2 * n, node);
+    dtr_group *g = calloc(1, sizeof *g);
+    dtr__mpi_nodes *nodes = NULL;
+    ck_assert_ptr_nonnull(g);
+    int *ranks = calloc((size_t)n, sizeof *ranks);
+    ck_assert_ptr_nonnull(ranks);
+    for (int i = 0; i < n; i++) {
+        ranks[i] = 2 * i + 1;
+    }
+    g->world = &w;
+    g->size = n;
+    g->world_ranks = ranks;
+    ck_assert(dtr__mpi_nodes_new(g, &nodes));
+    ck_assert_ptr_nonnull(nodes);
+    const bool blocks = node == in_blocks;
+    const int here = blocks ? LOCAL / 2 : LOCAL;
+    ck_assert_int_eq(nodes->n, n / here);
+    ck_assert_int_eq(nodes->contiguous, blocks);
+    for (int i = 0; i < n; i++) {
+        const int of = blocks ? i / here : i % nodes->n, place = blocks ? i % here : i / nodes->n;
+        ck_assert_int_eq(nodes->of[i], of);
+        ck_assert_int_eq(nodes->place[i], place);
+        ck_assert_int_eq(nodes->member[nodes->first[of] + place], i);
+    }
+    free(nodes);
+    free(ranks);
+    free(g);
+    forget(&w);
+}
+
+static void find_blocks(int n) {
+    find_nodes(n, in_blocks);
+}
+
+static void find_in_turn(int n) {
+    find_nodes(n, in_turn);
+}
+
+START_TEST(nodes_of_a_group_are_found) {
+    grows_like_ranks(find_blocks);
+    grows_like_ranks(find_in_turn);
+}
+END_TEST
+
+/* ---- GPUs ---- */
+
+static dtr__gpu_rank *hosts_with_gpus(int n) {
+    dtr__gpu_rank *rank = calloc((size_t)n, sizeof *rank);
+    ck_assert_ptr_nonnull(rank);
+    for (int r = 0; r < n; r++) {
+        rank[r].host = (uint64_t)(r / LOCAL) * 7919;
+        rank[r].devices = LOCAL;
+        rank[r].named = DTR__ANY_DEVICE;
+        for (int d = 0; d < LOCAL; d++) {
+            const int32_t id[2] = { r / LOCAL, d };
+            memcpy(rank[r].uuid[d], id, sizeof id);
+        }
+    }
+    return rank;
+}
+
+static void choose(int n) {
+    dtr__gpu_rank *rank = hosts_with_gpus(n);
+    rank[n - 2].named = 6; /* by its options, as rank n - 1 would have had 7 */
+    rank[n - 3].named = 7;
+    ck_assert_int_eq(dtr__gpu_choose(rank, n, n - 1), LOCAL - 3);
+    ck_assert_int_eq(dtr__gpu_choose(rank, n, n - LOCAL - 1), LOCAL - 1);
+    ck_assert_int_eq(dtr__gpu_choose(rank, n, LOCAL), 0);
+    free(rank);
+}
+
+START_TEST(every_rank_takes_its_gpu) {
+    grows_like_ranks(choose);
+}
+END_TEST
+
+/* Every rank has a GPU of its own but two of one host, and two ranks of a host before them that the
+ * user lets share one. */
+static void share(int n) {
+    dtr__gpu_rank *rank = hosts_with_gpus(n);
+    dtr__gpu_seat *seat = calloc((size_t)n, sizeof *seat);
+    ck_assert_ptr_nonnull(seat);
+    rank[0].several = rank[1].several = 1;
+    for (int pass = 0; pass < 3; pass++) { /* nobody shares; those two do; and two more */
+        for (int r = 0; r < n; r++) {
+            const int d = (pass > 0 && r == 1) || (pass > 1 && r == n - 1) ? 0 : r % LOCAL;
+            seat[n - 1 - r] = (dtr__gpu_seat){ &rank[r], rank[r].uuid[d], r };
+        }
+        dtr__gpu_seats_sort(seat, n);
+        const int any = dtr__gpu_first_shared(seat, n, false);
+        const int unwanted = dtr__gpu_first_shared(seat, n, true);
+        ck_assert_int_eq(any < 0 ? -1 : seat[any].rank, pass > 0 ? 0 : -1);
+        ck_assert_int_eq(unwanted < 0 ? -1 : seat[unwanted].rank, pass > 1 ? n - LOCAL : -1);
+    }
+    free(seat);
+    free(rank);
+}
+
+START_TEST(ranks_that_share_a_gpu_are_found) {
+    grows_like_ranks(share);
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = tcase_create("steps");
+    tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, nodes_are_numbered);
+    tcase_add_test(tc, nodes_of_a_group_are_found);
+    tcase_add_test(tc, every_rank_takes_its_gpu);
+    tcase_add_test(tc, ranks_that_share_a_gpu_are_found);
+    suite_add_tcase(s, tc);
+}
+
+int main(void) {
+    return th_unit_main("many ranks", make);
+}
