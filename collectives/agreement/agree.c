@@ -63,13 +63,14 @@ int dtr__first_failed_peer(const dtr_world *world, const int *world_ranks, int n
 
 /* ---- receiving ---- */
 
+static int by_rank(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
 static int position(const dtr__agreement *m, int rank) {
-    for (int i = 0; i < m->n; i++) {
-        if (m->ranks[i] == rank) {
-            return i;
-        }
-    }
-    return -1;
+    const int *at = bsearch(&rank, m->ranks, (size_t)m->n, sizeof rank, by_rank);
+    return at != NULL ? (int)(at - m->ranks) : -1;
 }
 
 /* The rank `from` has given up the entry that this rank keeps. If `from` knew that this rank takes
@@ -100,6 +101,9 @@ static void withdrawn(dtr__agreement *m, int from, int saw) {
     }
     free(up);
     m->ms->waiting[from] = NULL;
+    if (i >= 0) {
+        dtr__agreement_changed(m, i);
+    }
     if (part && m->me == 0 && m->phase == DTR__AGREEING) {
         dtr__coordinator_regather(m);
     }
@@ -114,7 +118,9 @@ static void take_up(dtr__agreement *m, dtr__up *up, int from) {
         int i = position(m, from);
         if (i >= 0) { /* a new attempt: answers to the former one do not count */
             m->greeted[i] = false;
+            m->n_accepted -= m->accepted[i];
             m->accepted[i] = false;
+            dtr__agreement_changed(m, i);
         }
         return;
     }
@@ -123,6 +129,7 @@ static void take_up(dtr__agreement *m, dtr__up *up, int from) {
     } else if (current && m->phase == DTR__AGREEING && up->detail == m->round) {
         int i = position(m, from);
         if (i >= 0) {
+            m->n_accepted += !m->accepted[i];
             m->accepted[i] = true;
         }
     }
@@ -144,7 +151,8 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
             dtr__agreement_send_up(
                 m, 0, DTR__UP_WITHDRAW); /* the coordinator does not know the backup's answer */
         }
-        memcpy(m->text, down->text, sizeof(m->text));
+        snprintf(m->text, sizeof(m->text), "%.*s", (int)(nbytes - sizeof(*down)),
+                 (const char *)(down + 1));
         dtr__agreement_end(m, down->answer.status);
     } else if (down->kind == DTR__DOWN_PROPOSE && m->phase == DTR__GATHERING) {
         size_t n_members = (size_t)down->n_members;
@@ -361,11 +369,6 @@ static dtr_status run(dtr__agreement *m) {
 }
 
 /* ---- entry ---- */
-
-static int by_rank(const void *a, const void *b) {
-    int x = *(const int *)a, y = *(const int *)b;
-    return (x > y) - (x < y);
-}
 
 static dtr_status prepare(dtr__agreement *m, const int *ranks, int n) {
     DTR_TRY(dtr__agreement_alloc(m, n));

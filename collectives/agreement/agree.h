@@ -93,14 +93,33 @@ typedef struct dtr__answer {
     bool reuse, split;
     uint64_t free_uid[DTR__RETIRED_AT_ONCE];
 } dtr__answer;
+/* A position in some order: by a, then b, then the position. */
+typedef struct dtr__sort_key {
+    uint64_t a, b;
+    int32_t at;
+} dtr__sort_key;
+enum { DTR__NO_GROUP = 0 }; /* a: in no group */
 /* ranks[i] brought entry[i]; answer[i] is filled for it. `next_uid` is moved by the groups made.
- * `text` gets the message of the failure, with `what` in front. */
+ * `place`, of n, is left in the order of groups where all agree: first those of no group, and in a
+ * group by key, then by position. `text` gets the message of the failure, with `what` in front.
+ * Steps: about n lg n. */
 void dtr__agreement_decide(const char *what, const int *ranks, const dtr__entry *const *entry,
-                           int n, uint64_t *next_uid, dtr__answer *answer, char *text);
-/* Members of the group `index` in group-rank order: by key, then by position. Returns how many. */
-int dtr__agreement_members(const int *ranks, const dtr__entry *const *entry, int n, int index,
-                           int *members);
-/* "ranks 0, 1 and 5 more" */
-void dtr__append_ranks(char *text, size_t cap, const int *ranks, const bool *in, int n);
+                           int n, uint64_t *next_uid, dtr__answer *answer, dtr__sort_key *place,
+                           char *text);
+/* Where the group ends whose first place is `begin`. */
+int dtr__agreement_group_end(const dtr__sort_key *place, int n, int begin);
+
+/* "ranks 0, 1 and 5 more": as many as are shown, and how many there are. */
+enum { DTR__RANKS_SHOWN = 16 };
+typedef struct dtr__some_ranks {
+    int n, rank[DTR__RANKS_SHOWN];
+} dtr__some_ranks;
+static inline void dtr__some_ranks_add(dtr__some_ranks *some, int rank) {
+    if (some->n < DTR__RANKS_SHOWN) {
+        some->rank[some->n] = rank;
+    }
+    some->n++;
+}
+void dtr__append_ranks(char *text, size_t cap, const dtr__some_ranks *some);
 
 #endif /* DTR_AGREE_H */

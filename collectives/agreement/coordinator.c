@@ -46,9 +46,10 @@ static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, const dtr_
     }
     down.round = m->round;
     down.n_members = n_members;
-    memcpy(down.text, m->text, sizeof(down.text));
+    const bool final = kind == DTR__DOWN_FINAL;
     (void)dtr__mailbox_send(m->world, &m->ms->out, m->ranks[to], DTR__TAG_AGREE_DOWN, &down,
-                            sizeof(down), members, sizeof(int) * (size_t)n_members);
+                            sizeof(down), final ? (const void *)m->text : members,
+                            final ? strlen(m->text) + 1 : sizeof(int) * (size_t)n_members);
 }
 
 /* ---- ends ---- */
@@ -106,6 +107,9 @@ static void append_elsewhere(dtr__agreement *m) {
     for (int i = 0; i < m->n; i++) {
         const dtr__up *up = m->came[i] || i == m->me ? NULL : dtr__entry_of(m, i);
         size_t at = strlen(m->text);
+        if (at >= sizeof(m->text) - 1) {
+            return;
+        }
         if (up != NULL) {
             snprintf(m->text + at, sizeof(m->text) - at, "; rank %d waits in another call: %s %s",
                      m->ranks[i], up->entry.field[DTR__FIELD_CALL].text,
@@ -131,15 +135,15 @@ static void append_doing(dtr__agreement *m) {
 
 /* "x: 3 of 4 ranks came within 1 s, missing: rank 2" */
 static void write_missing(dtr__agreement *m, double limit_s) {
-    bool missing[m->n];
-    int here = 0;
+    dtr__some_ranks missing = { 0 };
     for (int i = 0; i < m->n; i++) {
-        missing[i] = i != m->me && !m->came[i];
-        here += !missing[i];
+        if (i != m->me && !m->came[i]) {
+            dtr__some_ranks_add(&missing, m->ranks[i]);
+        }
     }
     snprintf(m->text, sizeof(m->text), "%s: %d of %d ranks came within %g s, missing: ", m->what,
-             here, m->n, limit_s);
-    dtr__append_ranks(m->text, sizeof(m->text), m->ranks, missing, m->n);
+             m->n - missing.n, m->n, limit_s);
+    dtr__append_ranks(m->text, sizeof(m->text), &missing);
     append_elsewhere(m);
     append_doing(m);
 }
@@ -153,14 +157,33 @@ void dtr__agreement_time_out(dtr__agreement *m, double limit_s) {
 
 dtr_status dtr__agreement_alloc(dtr__agreement *m, int n) {
     dtr__error_context ctx = { .world = m->world, .operation = m->what };
-    m->ranks = malloc(sizeof(int) * (size_t)n);
-    m->came = calloc(3 * (size_t)n, sizeof(bool));
+    m->ranks = malloc(2 * sizeof(int) * (size_t)n);
+    m->came = calloc(4 * (size_t)n, sizeof(bool));
     DTR_REQUIRE(m->ranks != NULL && m->came != NULL, &ctx, DTR_ERR_NOMEM,
                 "%s: no memory for an agreement of %d ranks", m->what, n);
     m->accepted = m->came + n;
     m->greeted = m->accepted + n;
+    m->listed = m->greeted + n;
+    m->changed = m->ranks + n;
+    m->n_came = m->n_accepted = m->n_changed = 0;
+    m->all_changed = true;
     m->n = n;
     return DTR_OK;
+}
+
+void dtr__agreement_changed(dtr__agreement *m, int i) {
+    if (!m->listed[i]) {
+        m->listed[i] = true;
+        m->changed[m->n_changed++] = i;
+    }
+}
+
+static int n_to_look_at(const dtr__agreement *m) {
+    return m->all_changed ? m->n : m->n_changed;
+}
+
+static int to_look_at(const dtr__agreement *m, int k) {
+    return m->all_changed ? k : m->changed[k];
 }
 
 /* From now on all ranks of the world are expected. */
@@ -191,7 +214,8 @@ static dtr_status widen(dtr__agreement *m) {
 }
 
 static bool needs_widening(const dtr__agreement *m) {
-    for (int i = 0; i < m->n; i++) {
+    for (int k = 0; k < n_to_look_at(m); k++) {
+        const int i = to_look_at(m, k);
         const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
         if (up != NULL && differs_in_local_sync(m, &up->entry)) {
             return true;
@@ -204,19 +228,32 @@ bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
     return m->me != 0 && (m->saw & DTR__SAW_COORDINATOR) == 0;
 }
 
-bool dtr__agreement_all_came(dtr__agreement *m) {
-    int count = 0;
-    for (int i = 0; i < m->n; i++) {
-        const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
-        m->came[i] = up != NULL && dtr__agreement_is_for(m, &up->entry);
-        count += m->came[i] || i == m->me;
-        bool greets = m->me == 0 || dtr__agreement_coordinator_missing(m);
-        if (greets && m->came[i] && !m->greeted[i]) {
-            m->greeted[i] = true;
-            send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
-        }
+/* True when whether the entry counts may change by itself: what its rank ends may be released. */
+static bool look_at(dtr__agreement *m, int i) {
+    const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
+    const bool came = up != NULL && dtr__agreement_is_for(m, &up->entry);
+    const bool greets = m->me == 0 || dtr__agreement_coordinator_missing(m);
+    m->n_came += came - m->came[i];
+    m->came[i] = came;
+    m->end_failed |= came && up->entry.end && up->entry.status < 0;
+    if (greets && came && !m->greeted[i]) {
+        m->greeted[i] = true;
+        send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
     }
-    return count == m->n;
+    return up != NULL && up->entry.ends != 0 && up->entry.ends != m->mine->ends;
+}
+
+bool dtr__agreement_all_came(dtr__agreement *m) {
+    bool again = false;
+    for (int k = 0; k < n_to_look_at(m); k++) {
+        again |= look_at(m, to_look_at(m, k));
+    }
+    for (int k = 0; k < m->n_changed; k++) {
+        m->listed[m->changed[k]] = false;
+    }
+    m->n_changed = 0;
+    m->all_changed = again;
+    return m->n_came == m->n - 1;
 }
 
 void dtr__agreement_take_answer(dtr__agreement *m, const dtr__answer *a, int *members,
@@ -231,74 +268,106 @@ void dtr__agreement_take_answer(dtr__agreement *m, const dtr__answer *a, int *me
     memcpy(m->out->free_uid, a->free_uid, sizeof(m->out->free_uid));
 }
 
-/* Send each rank its answer, with the members of its group where it asked for them. */
-static void propose(dtr__agreement *m, const dtr__entry *const *entry, const dtr__answer *answer) {
-    for (int i = 0; i < m->n; i++) {
-        int *members = NULL, n_members = 0;
-        if (entry[i]->send_members && entry[i]->index >= 0) {
-            members = malloc(sizeof(int) * (size_t)m->n);
-            if (members == NULL) {
-                snprintf(m->text, sizeof(m->text), "%s: rank %d has no memory for %d members",
-                         m->what, m->ranks[m->me], m->n);
-                dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
-                return;
-            }
-            n_members = dtr__agreement_members(m->ranks, entry, m->n, entry[i]->index, members);
-        }
-        if (i == m->me) {
-            dtr__agreement_take_answer(m, &answer[i], members, n_members);
+/* What a decision needs that grows with the ranks: on the heap, as a stack is too small. */
+typedef struct decision {
+    const dtr__entry **entry;
+    dtr__answer *answer;
+    dtr__sort_key *place; /* by group */
+    int *members;         /* in that order */
+} decision;
+
+static bool decision_new(decision *d, size_t n) {
+    *d = (decision){ malloc(n * sizeof(dtr__entry *)), malloc(n * sizeof *d->answer),
+                     malloc(n * sizeof *d->place), malloc(n * sizeof *d->members) };
+    return d->entry != NULL && d->answer != NULL && d->place != NULL && d->members != NULL;
+}
+
+static void decision_free(decision *d) {
+    free((void *)d->entry);
+    free(d->answer);
+    free(d->place);
+    free(d->members);
+}
+
+static void no_memory(dtr__agreement *m) {
+    snprintf(m->text, sizeof(m->text), "%s: rank %d has no memory for the answers to %d ranks",
+             m->what, m->ranks[m->me], m->n);
+    dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
+}
+
+/* Send the ranks of one group their answers, with its members where they asked for them. */
+static bool propose_to(dtr__agreement *m, const decision *d, int begin, int end) {
+    for (int k = begin; k < end; k++) {
+        const int i = d->place[k].at;
+        const bool wants = d->entry[i]->send_members && d->entry[i]->index >= 0;
+        const int n = wants ? end - begin : 0;
+        if (i != m->me) {
+            send_down(m, i, DTR__DOWN_PROPOSE, &d->answer[i], d->members + begin, n);
             continue;
         }
-        send_down(m, i, DTR__DOWN_PROPOSE, &answer[i], members, n_members);
-        free(members);
+        int *own = wants ? malloc(sizeof(int) * (size_t)n) : NULL;
+        if (wants && own == NULL) {
+            return false;
+        }
+        if (own != NULL) {
+            memcpy(own, d->members + begin, sizeof(int) * (size_t)n);
+        }
+        dtr__agreement_take_answer(m, &d->answer[i], own, n);
+    }
+    return true;
+}
+
+static void propose(dtr__agreement *m, const decision *d) {
+    for (int k = 0; k < m->n; k++) {
+        d->members[k] = m->ranks[d->place[k].at];
+    }
+    for (int begin = 0, end; begin < m->n; begin = end) {
+        end = dtr__agreement_group_end(d->place, m->n, begin);
+        if (!propose_to(m, d, begin, end)) {
+            no_memory(m);
+            return;
+        }
     }
     m->phase = DTR__AGREEING;
     m->deadline = dtr__now() + DTR__FINISH_S;
 }
 
-static void decide_with(dtr__agreement *m, const dtr__entry **entry, dtr__answer *answer) {
+static void decide_with(dtr__agreement *m, const decision *d) {
     m->round++;
     for (int i = 0; i < m->n; i++) {
-        entry[i] = i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
+        d->entry[i] = i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
     }
-    dtr__agreement_decide(m->what, m->ranks, entry, m->n, &m->ms->next_uid, answer, m->text);
+    dtr__agreement_decide(m->what, m->ranks, d->entry, m->n, &m->ms->next_uid, d->answer, d->place,
+                          m->text);
     bool agreed = true;
     for (int i = 0; i < m->n; i++) {
-        agreed &= answer[i].status == DTR_OK;
+        agreed &= d->answer[i].status == DTR_OK;
     }
     if (agreed) {
-        propose(m, entry, answer);
+        propose(m, d);
         return;
     }
     for (int i = 0; i < m->n; i++) {
         if (i != m->me) {
-            send_down(m, i, DTR__DOWN_FINAL, &answer[i], NULL, 0);
+            send_down(m, i, DTR__DOWN_FINAL, &d->answer[i], NULL, 0);
         }
     }
-    dtr__agreement_end(m, answer[m->me].status);
+    dtr__agreement_end(m, d->answer[m->me].status);
 }
 
-/* On the heap: a stack is too small for what many ranks bring. */
 static void decide(dtr__agreement *m) {
-    const size_t n = (size_t)m->n;
-    const dtr__entry **entry = malloc(n * sizeof(dtr__entry *));
-    dtr__answer *answer = malloc(n * sizeof *answer);
-    if (entry != NULL && answer != NULL) {
-        decide_with(m, entry, answer);
+    decision d;
+    if (decision_new(&d, (size_t)m->n)) {
+        decide_with(m, &d);
     } else {
-        snprintf(m->text, sizeof(m->text), "%s: rank %d has no memory for the answers to %d ranks",
-                 m->what, m->ranks[m->me], m->n);
-        dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
+        no_memory(m);
     }
-    free((void *)entry);
-    free(answer);
+    decision_free(&d);
 }
 
 static void coordinator_accepted(dtr__agreement *m) {
-    for (int i = 0; i < m->n; i++) {
-        if (i != m->me && !m->accepted[i]) {
-            return;
-        }
+    if (m->n_accepted < m->n - 1) {
+        return;
     }
     for (int i = 0; i < m->n; i++) {
         if (i != m->me) {
@@ -309,6 +378,7 @@ static void coordinator_accepted(dtr__agreement *m) {
 }
 
 void dtr__coordinator_regather(dtr__agreement *m) {
+    m->n_accepted = 0;
     for (int i = 0; i < m->n; i++) {
         m->accepted[i] = false;
         if (i != m->me && dtr__entry_of(m, i) != NULL && m->came[i]) {
@@ -323,7 +393,7 @@ void dtr__coordinator_regather(dtr__agreement *m) {
 
 /* A failure at the end of a group or world goes at once to the ranks that have come. */
 static bool end_has_failed(const dtr__agreement *m) {
-    if (!m->mine->end) {
+    if (!m->mine->end || !(m->end_failed || m->mine->status < 0)) {
         return false;
     }
     for (int i = 0; i < m->n; i++) {

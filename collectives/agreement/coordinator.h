@@ -31,10 +31,9 @@ typedef struct dtr__down {
     uint64_t number; /* the receiver's */
     int32_t kind;
     int32_t round;     /* PROPOSE: which proposal */
-    int32_t n_members; /* follow the struct */
+    int32_t n_members; /* follow the struct; FINAL: the text does */
     int32_t unused;
     dtr__answer answer;
-    char text[DTR__AGREEMENT_TEXT];
 } dtr__down;
 
 /* Of a world, whose creation lock guards it. */
@@ -70,8 +69,14 @@ typedef struct dtr__agreement {
     bool gave_up;        /* for one of both */
     int *ranks, n, me;   /* sorted; ranks[0]: coordinator, ranks[1]: backup */
     bool *came, *accepted, *greeted;
-    int saw;   /* of all but the coordinator: who has answered, SAW_ flags */
-    int round; /* of proposals, from 1 */
+    int n_came, n_accepted; /* of the others */
+    /* What has become of the entries since they were last looked at: positions, each once (listed),
+     * or anything. */
+    int *changed, n_changed;
+    bool *listed, all_changed;
+    bool end_failed; /* an entry for the end of something has brought a failure */
+    int saw;         /* of all but the coordinator: who has answered, SAW_ flags */
+    int round;       /* of proposals, from 1 */
     dtr__phase phase;
     uint64_t number;
     double began, deadline;
@@ -87,11 +92,13 @@ static inline const dtr__up *dtr__entry_of(const dtr__agreement *m, int i) {
     return m->ms->waiting[m->ranks[i]];
 }
 
-dtr_status dtr__agreement_alloc(dtr__agreement *m, int n); /* flags of n ranks, all false */
+dtr_status dtr__agreement_alloc(dtr__agreement *m, int n); /* n ranks, of which nothing is known */
+/* The entry of rank i has come, or come anew, or is gone. */
+void dtr__agreement_changed(dtr__agreement *m, int i);
 /* Whether an entry is for this agreement. */
 bool dtr__agreement_is_for(const dtr__agreement *m, const dtr__entry *e);
-/* Note who has come; the coordinator answers each once with HERE, and so does the backup while the
- * coordinator is missing. True when all have come. */
+/* Note who has come, in steps for what has changed; the coordinator answers each once with HERE,
+ * and so does the backup while the coordinator is missing. True when all have come. */
 bool dtr__agreement_all_came(dtr__agreement *m);
 void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind);
 bool dtr__agreement_coordinator_missing(const dtr__agreement *m); /* as far as this rank knows */

@@ -67,21 +67,62 @@ static void append(char *text, size_t cap, const char *fmt, ...) {
     va_end(args);
 }
 
-void dtr__append_ranks(char *text, size_t cap, const int *ranks, const bool *in, int n) {
-    enum { SHOWN = 16 };
-    int count = 0, shown = 0;
+void dtr__append_ranks(char *text, size_t cap, const dtr__some_ranks *some) {
+    append(text, cap, some->n == 1 ? "rank " : "ranks ");
+    for (int i = 0; i < some->n && i < DTR__RANKS_SHOWN; i++) {
+        append(text, cap, "%s%d", i > 0 ? ", " : "", some->rank[i]);
+    }
+    if (some->n > DTR__RANKS_SHOWN) {
+        append(text, cap, " and %d more", some->n - DTR__RANKS_SHOWN);
+    }
+}
+
+/* ---- places: positions in an order, those that are alike one after the other ---- */
+
+static int by_place(const void *x, const void *y) {
+    const dtr__sort_key *p = x, *q = y;
+    if (p->a != q->a) {
+        return p->a < q->a ? -1 : 1;
+    }
+    if (p->b != q->b) {
+        return p->b < q->b ? -1 : 1;
+    }
+    return (p->at > q->at) - (p->at < q->at);
+}
+
+static void sort_by_value(dtr__sort_key *place, const dtr__entry *const *entry, int n,
+                          dtr__field_id f) {
     for (int i = 0; i < n; i++) {
-        count += in[i];
+        const dtr__field *v = &entry[i]->field[f];
+        place[i] = (dtr__sort_key){ .a = v->hash, .b = v->length, .at = i };
     }
-    append(text, cap, count == 1 ? "rank " : "ranks ");
-    for (int i = 0; i < n && shown < SHOWN; i++) {
-        if (in[i]) {
-            append(text, cap, "%s%d", shown++ > 0 ? ", " : "", ranks[i]);
-        }
+    qsort(place, (size_t)n, sizeof *place, by_place);
+}
+
+/* By group, those who go to none first, and in a group by key and then by position. */
+static void sort_by_group(dtr__sort_key *place, const dtr__entry *const *entry, int n) {
+    for (int i = 0; i < n; i++) {
+        const uint64_t key = (uint64_t)entry[i]->key ^ (UINT64_C(1) << 63); /* below 0 first */
+        place[i] =
+            (dtr__sort_key){ .a = (uint64_t)((int64_t)entry[i]->index + 1), .b = key, .at = i };
     }
-    if (count > shown) {
-        append(text, cap, " and %d more", count - shown);
+    qsort(place, (size_t)n, sizeof *place, by_place);
+}
+
+int dtr__agreement_group_end(const dtr__sort_key *place, int n, int begin) {
+    int end = begin + 1;
+    while (end < n && place[end].a == place[begin].a) {
+        end++;
     }
+    return end;
+}
+
+static int value_end(const dtr__sort_key *place, int n, int begin) {
+    int end = begin + 1;
+    while (end < n && place[end].a == place[begin].a && place[end].b == place[begin].b) {
+        end++;
+    }
+    return end;
 }
 
 /* ---- agreement ---- */
@@ -99,43 +140,47 @@ static bool field_agrees(const dtr__entry *const *entry, int n, dtr__field_id f)
     return true;
 }
 
-static int count_like(const dtr__entry *const *entry, int n, dtr__field_id f, int like) {
-    int count = 0;
-    for (int i = 0; i < n; i++) {
-        count += same_field(&entry[i]->field[f], &entry[like]->field[f]);
+typedef struct value {
+    int begin, count; /* places of those who gave it */
+    int first;        /* position */
+} value;
+
+/* Of the values behind `last` the one that most ranks gave, of equal ones the first. */
+static value next_value(const dtr__sort_key *place, int n, value last) {
+    value best = { .count = 0 };
+    for (int begin = 0, end; begin < n; begin = end) {
+        end = value_end(place, n, begin);
+        const value v = { begin, end - begin, place[begin].at };
+        const bool behind = v.count < last.count || (v.count == last.count && v.first > last.first);
+        if (behind && (v.count > best.count || (v.count == best.count && v.first < best.first))) {
+            best = v;
+        }
     }
-    return count;
+    return best;
 }
 
-/* The value most ranks gave, and then the values of the others, each with its ranks. */
+/* The value most ranks gave, and then the values of the others, each with its ranks, as far as the
+ * text has room. */
 static void describe_field(char *text, const int *ranks, const dtr__entry *const *entry, int n,
-                           dtr__field_id f) {
-    bool in[n], done[n];
-    memset(done, 0, sizeof(done));
+                           dtr__field_id f, dtr__sort_key *place) {
+    sort_by_value(place, entry, n, f);
     append(text, DTR__AGREEMENT_TEXT, " %s: ", field_names[f]);
-    for (int left = n, first = 1; left > 0; first = 0) {
-        int best = -1, best_count = 0;
-        for (int i = 0; i < n; i++) {
-            int count = done[i] ? 0 : count_like(entry, n, f, i);
-            if (count > best_count) {
-                best = i;
-                best_count = count;
-            }
+    value v = { .count = n + 1 };
+    for (int left = n; left > 0 && strlen(text) < DTR__AGREEMENT_TEXT - 1; left -= v.count) {
+        v = next_value(place, n, v);
+        dtr__some_ranks some = { 0 };
+        for (int i = v.begin; i < v.begin + v.count; i++) {
+            dtr__some_ranks_add(&some, ranks[place[i].at]);
         }
-        for (int i = 0; i < n; i++) {
-            in[i] = same_field(&entry[i]->field[f], &entry[best]->field[f]);
-            done[i] |= in[i];
-        }
-        const char *value = entry[best]->field[f].text;
-        append(text, DTR__AGREEMENT_TEXT, "%s%s on ", first ? "" : ", but ",
-               value[0] != '\0' ? value : "none");
-        dtr__append_ranks(text, DTR__AGREEMENT_TEXT, ranks, in, n);
-        left -= best_count;
+        const char *is = entry[v.first]->field[f].text;
+        append(text, DTR__AGREEMENT_TEXT, "%s%s on ", left == n ? "" : ", but ",
+               is[0] != '\0' ? is : "none");
+        dtr__append_ranks(text, DTR__AGREEMENT_TEXT, &some);
     }
 }
 
 static bool decide_mismatch(const char *what, const int *ranks, const dtr__entry *const *entry,
-                            int n, char *text) {
+                            int n, dtr__sort_key *place, char *text) {
     int differing = 0;
     for (int f = 0; f < DTR__FIELD_COUNT; f++) {
         if (field_agrees(entry, n, (dtr__field_id)f)) {
@@ -146,7 +191,7 @@ static bool decide_mismatch(const char *what, const int *ranks, const dtr__entry
         } else {
             append(text, DTR__AGREEMENT_TEXT, ";");
         }
-        describe_field(text, ranks, entry, n, (dtr__field_id)f);
+        describe_field(text, ranks, entry, n, (dtr__field_id)f, place);
         if (f == DTR__FIELD_CALL) {
             break; /* the rest of two different calls cannot be compared */
         }
@@ -154,38 +199,55 @@ static bool decide_mismatch(const char *what, const int *ranks, const dtr__entry
     return differing > 0;
 }
 
-/* A tagged group must be there on all of its members or on none. */
+/* The lowest position of a group. */
+static int first_of(const dtr__sort_key *place, int begin, int end) {
+    int first = place[begin].at;
+    for (int k = begin + 1; k < end; k++) {
+        first = place[k].at < first ? place[k].at : first;
+    }
+    return first;
+}
+
+/* A tagged group must be there on all of its members or on none. Leaves the order of groups. */
 static bool decide_tags(const char *what, const int *ranks, const dtr__entry *const *entry, int n,
-                        char *text) {
-    for (int i = 0; i < n; i++) {
-        for (int j = 0; j < i && entry[i]->index >= 0; j++) {
-            if (entry[j]->index != entry[i]->index || entry[j]->found == entry[i]->found) {
-                continue;
+                        dtr__sort_key *place, char *text) {
+    sort_by_group(place, entry, n);
+    int i = n, j = n; /* the first that differs from the first of its group */
+    for (int begin = 0, end; begin < n; begin = end) {
+        end = dtr__agreement_group_end(place, n, begin);
+        const int first = first_of(place, begin, end);
+        for (int k = begin; k < end && place[begin].a != DTR__NO_GROUP; k++) {
+            if (entry[place[k].at]->found != entry[first]->found && place[k].at < i) {
+                i = place[k].at;
+                j = first;
             }
-            int with = entry[i]->found != 0 ? i : j, without = with == i ? j : i;
-            snprintf(text, DTR__AGREEMENT_TEXT,
-                     "%s: the group with tag \"%s\" is live on rank %d but not, or another one, "
-                     "on rank %d; destroy it on all members alike",
-                     what, entry[i]->field[DTR__FIELD_TAG].text, ranks[with], ranks[without]);
-            return true;
         }
     }
-    return false;
+    if (i == n) {
+        return false;
+    }
+    int with = entry[i]->found != 0 ? i : j, without = with == i ? j : i;
+    snprintf(text, DTR__AGREEMENT_TEXT,
+             "%s: the group with tag \"%s\" is live on rank %d but not, or another one, "
+             "on rank %d; destroy it on all members alike",
+             what, entry[i]->field[DTR__FIELD_TAG].text, ranks[with], ranks[without]);
+    return true;
 }
 
 static bool decide_names(const char *what, const int *ranks, const dtr__entry *const *entry, int n,
                          char *text) {
-    bool in[n], any = false;
+    dtr__some_ranks in = { 0 };
     for (int i = 0; i < n; i++) {
-        in[i] = entry[i]->name_live != 0;
-        any |= in[i];
+        if (entry[i]->name_live != 0) {
+            dtr__some_ranks_add(&in, ranks[i]);
+        }
     }
-    if (any) {
+    if (in.n > 0) {
         snprintf(text, DTR__AGREEMENT_TEXT, "%s: a group of that name is live on ", what);
-        dtr__append_ranks(text, DTR__AGREEMENT_TEXT, ranks, in, n);
+        dtr__append_ranks(text, DTR__AGREEMENT_TEXT, &in);
         append(text, DTR__AGREEMENT_TEXT, "; destroy it first or choose another name");
     }
-    return any;
+    return in.n > 0;
 }
 
 /* A rank that brought a failure keeps it; the others get the first one. */
@@ -214,61 +276,29 @@ static bool decide_failures(const char *what, const int *ranks, const dtr__entry
 
 /* ---- the groups that come out of it ---- */
 
-int dtr__agreement_members(const int *ranks, const dtr__entry *const *entry, int n, int index,
-                           int *members) {
-    int count = 0; /* members holds positions until they are sorted */
-    for (int i = 0; i < n; i++) {
-        if (entry[i]->index != index) {
-            continue;
-        }
-        int at = count++;
-        for (; at > 0 && entry[members[at - 1]]->key > entry[i]->key; at--) {
-            members[at] = members[at - 1];
-        }
-        members[at] = i;
-    }
-    for (int i = 0; i < count; i++) {
-        members[i] = ranks[members[i]];
-    }
-    return count;
-}
-
-/* Smallest index above `above` among the entries, -1 when there is none. */
-static int next_index(const dtr__entry *const *entry, int n, int above) {
-    int best = -1;
-    for (int i = 0; i < n; i++) {
-        int index = entry[i]->index;
-        if (index > above && (best < 0 || index < best)) {
-            best = index;
-        }
-    }
-    return best;
-}
-
-static void assign(const dtr__entry *const *entry, int n, uint64_t *next_uid, dtr__answer *answer) {
+static void assign(const dtr__entry *const *entry, int n, const dtr__sort_key *place,
+                   uint64_t *next_uid, dtr__answer *answer) {
     uint64_t counter = 0;
-    for (int i = 0; i < n; i++) {
-        counter = entry[i]->counter > counter ? entry[i]->counter : counter;
-    }
-    uint64_t number = counter;
     bool unnamed = entry[0]->unnamed != 0, can_split = true, fresh = false;
     for (int i = 0; i < n; i++) {
+        counter = entry[i]->counter > counter ? entry[i]->counter : counter;
         can_split = can_split && entry[i]->can_split != 0;
         fresh = fresh || (entry[i]->index >= 0 && entry[i]->found == 0);
     }
-    for (int index = next_index(entry, n, -1); index >= 0; index = next_index(entry, n, index)) {
-        uint64_t uid = 0;
-        for (int i = 0; i < n; i++) {
-            if (entry[i]->index != index) {
-                continue;
-            }
-            answer[i].reuse = entry[i]->found != 0;
-            if (uid == 0) {
-                uid = answer[i].reuse ? entry[i]->found : (*next_uid)++;
-                number += unnamed && !answer[i].reuse;
-            }
-            answer[i].uid = uid;
-            answer[i].number = number;
+    uint64_t number = counter;
+    for (int begin = 0, end; begin < n; begin = end) {
+        end = dtr__agreement_group_end(place, n, begin);
+        if (place[begin].a == DTR__NO_GROUP) {
+            continue;
+        }
+        const uint64_t found = entry[place[begin].at]->found; /* that of all of them */
+        const uint64_t uid = found != 0 ? found : (*next_uid)++;
+        number += unnamed && found == 0;
+        for (int k = begin; k < end; k++) {
+            dtr__answer *a = &answer[place[k].at];
+            a->reuse = found != 0;
+            a->uid = uid;
+            a->number = number;
         }
     }
     for (int i = 0; i < n; i++) {
@@ -279,7 +309,7 @@ static void assign(const dtr__entry *const *entry, int n, uint64_t *next_uid, dt
 }
 
 typedef struct offer {
-    uint64_t uid, size;
+    uint64_t uid, n; /* of how many entries */
 } offer;
 
 static int by_uid(const void *a, const void *b) {
@@ -300,26 +330,28 @@ static void decide_retired(const dtr__entry *const *entry, int n, dtr__answer *a
             if (all == NULL) {
                 return;
             }
-            all[n_all++] = (offer){ entry[i]->retired[k].uid, entry[i]->retired[k].size };
+            all[n_all++] = (offer){ entry[i]->retired[k].uid, 1 };
         }
     }
     if (n_all == 0) {
         return;
     }
     qsort(all, n_all, sizeof *all, by_uid);
+    size_t n_uids = 0; /* each once */
+    for (size_t k = 1; k < n_all; k++) {
+        if (all[k].uid == all[n_uids].uid) {
+            all[n_uids].n++;
+        } else {
+            all[++n_uids] = all[k];
+        }
+    }
+    n_uids++;
     for (int i = 0; i < n; i++) {
         for (int k = 0, n_free = 0; k < DTR__RETIRED_AT_ONCE && entry[i]->retired[k].uid != 0;
              k++) {
-            offer key = { entry[i]->retired[k].uid, entry[i]->retired[k].size };
-            const offer *at = bsearch(&key, all, n_all, sizeof *all, by_uid);
-            const offer *first = at, *last = at;
-            while (first > all && first[-1].uid == key.uid) {
-                first--;
-            }
-            while (last + 1 < all + n_all && last[1].uid == key.uid) {
-                last++;
-            }
-            if ((uint64_t)(last - first) + 1 == key.size) {
+            const offer key = { .uid = entry[i]->retired[k].uid };
+            const offer *at = bsearch(&key, all, n_uids, sizeof *all, by_uid);
+            if (at != NULL && at->n == entry[i]->retired[k].size) {
                 answer[i].free_uid[n_free++] = key.uid;
             }
         }
@@ -328,21 +360,22 @@ static void decide_retired(const dtr__entry *const *entry, int n, dtr__answer *a
 }
 
 void dtr__agreement_decide(const char *what, const int *ranks, const dtr__entry *const *entry,
-                           int n, uint64_t *next_uid, dtr__answer *answer, char *text) {
+                           int n, uint64_t *next_uid, dtr__answer *answer, dtr__sort_key *place,
+                           char *text) {
     memset(answer, 0, sizeof(*answer) * (size_t)n);
     text[0] = '\0';
     dtr_status s = DTR_OK;
-    if (decide_mismatch(what, ranks, entry, n, text)) {
+    if (decide_mismatch(what, ranks, entry, n, place, text)) {
         s = DTR_ERR_MISMATCH;
     } else if (decide_failures(what, ranks, entry, n, answer, text)) {
         return;
-    } else if (decide_tags(what, ranks, entry, n, text)) {
+    } else if (decide_tags(what, ranks, entry, n, place, text)) {
         s = DTR_ERR_MISMATCH;
     } else if (decide_names(what, ranks, entry, n, text)) {
         s = DTR_ERR_STATE;
     }
     if (s == DTR_OK) {
-        assign(entry, n, next_uid, answer);
+        assign(entry, n, place, next_uid, answer);
         decide_retired(entry, n, answer);
     }
     for (int i = 0; i < n; i++) {

@@ -1,7 +1,6 @@
 /* What groups decide without other ranks: the backend text, names of backends, what an agreement
  * makes of everybody's entries, and calls on NULL handles. */
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,6 +100,7 @@ enum { N = 4 };
 static dtr__entry entries[N];
 static const dtr__entry *entry[N];
 static dtr__answer answer[N];
+static dtr__sort_key place[N];
 static char text[DTR__AGREEMENT_TEXT];
 static uint64_t next_uid;
 static const int ranks[N] = { 0, 1, 2, 3 };
@@ -118,7 +118,7 @@ static void all_alike(void) {
 }
 
 static void decide(void) {
-    dtr__agreement_decide("dtr_group_x", ranks, entry, N, &next_uid, answer, text);
+    dtr__agreement_decide("dtr_group_x", ranks, entry, N, &next_uid, answer, place, text);
 }
 
 START_TEST(NEW13_largest_counter) {
@@ -155,7 +155,6 @@ START_TEST(NEW35_colours_are_numbered_ascending) {
     all_alike();
     int colors[N] = { 70, 5, -1, 70 };
     int64_t keys[N] = { 2, 0, 0, 1 };
-    int members[N];
     for (int i = 0; i < N; i++) {
         entries[i].index = colors[i];
         entries[i].key = keys[i];
@@ -166,50 +165,11 @@ START_TEST(NEW35_colours_are_numbered_ascending) {
     ck_assert_uint_eq(answer[3].number, 2);
     ck_assert_uint_eq(answer[2].counter, 2);
     ck_assert_uint_ne(answer[0].uid, answer[1].uid);
-    ck_assert_int_eq(dtr__agreement_members(ranks, entry, N, 70, members), 2);
-    ck_assert_int_eq(members[0], 3);
-    ck_assert_int_eq(members[1], 0);
-}
-END_TEST
-
-enum { CROWD = 50000, SMALL_STACK = 128 << 10 };
-
-/* Every second one of many. */
-static void *list_many(void *arg) {
-    int *members = arg;
-    dtr__entry *e = calloc(2, sizeof *e);
-    const dtr__entry **all = calloc(CROWD, sizeof(dtr__entry *));
-    int *who = calloc(CROWD, sizeof *who);
-    ck_assert(e != NULL && all != NULL && who != NULL);
-    e[0].index = 1;
-    e[1].index = 2;
-    for (int i = 0; i < CROWD; i++) {
-        all[i] = &e[i % 2];
-        who[i] = 3 * i;
+    const int in_order[N] = { 2, 1, 3, 0 }, ends[N] = { 1, 2, 4, 4 };
+    for (int k = 0; k < N; k++) {
+        ck_assert_int_eq(place[k].at, in_order[k]);
+        ck_assert_int_eq(dtr__agreement_group_end(place, N, k), ends[k]);
     }
-    members[CROWD] = dtr__agreement_members(who, all, CROWD, 2, members);
-    free(e);
-    free((void *)all);
-    free(who);
-    return NULL;
-}
-
-/* What grows with the ranks is not on the stack. */
-START_TEST(NEW35_many_members_on_a_small_stack) {
-    int *members = calloc(CROWD + 1, sizeof *members);
-    pthread_attr_t attr;
-    pthread_t thread;
-    ck_assert_ptr_nonnull(members);
-    ck_assert_int_eq(pthread_attr_init(&attr), 0);
-    ck_assert_int_eq(pthread_attr_setstacksize(&attr, SMALL_STACK), 0);
-    ck_assert_int_eq(pthread_create(&thread, &attr, list_many, members), 0);
-    ck_assert_int_eq(pthread_join(thread, NULL), 0);
-    pthread_attr_destroy(&attr);
-    ck_assert_int_eq(members[CROWD], CROWD / 2);
-    for (int i = 0; i < CROWD / 2; i++) {
-        ck_assert_int_eq(members[i], 3 * (2 * i + 1));
-    }
-    free(members);
 }
 END_TEST
 
@@ -291,14 +251,12 @@ END_TEST
 
 START_TEST(STO13_many_missing_ranks_are_counted) {
     enum { MANY = 40 };
-    int list[MANY];
-    bool in[MANY];
+    dtr__some_ranks some = { 0 };
     char out[256] = "";
-    for (int i = 0; i < MANY; i++) {
-        list[i] = i;
-        in[i] = i > 0;
+    for (int i = 1; i < MANY; i++) {
+        dtr__some_ranks_add(&some, i);
     }
-    dtr__append_ranks(out, sizeof(out), list, in, MANY);
+    dtr__append_ranks(out, sizeof(out), &some);
     ck_assert_ptr_nonnull(strstr(out, "ranks 1, 2, 3"));
     ck_assert_ptr_nonnull(strstr(out, "and 23 more"));
 }
@@ -382,7 +340,6 @@ static void make(Suite *s) {
         NEW13_largest_counter,
         NEW13_named_groups_leave_the_counter,
         NEW35_colours_are_numbered_ascending,
-        NEW35_many_members_on_a_small_stack,
         NEW37_values_of_both_sides,
         NEW37_long_values_differ_beyond_the_cut,
         NEW38_a_failure_is_everybodys,

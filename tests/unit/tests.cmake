@@ -57,12 +57,20 @@ endif()
 dtr_add_unit_test(shm_limits SOURCES unit/shm_limits.c)
 
 # Files whose steps are counted: the program has them once more, with a call in each basic block.
-set(counted)
-foreach(file runtime/world/nodes.c collectives/backends/mpi/mpi_collectives_tree.c collectives/group/gpu_choice.c)
-  list(APPEND counted ${PROJECT_SOURCE_DIR}/${file})
-endforeach()
-set_source_files_properties(${counted} PROPERTIES COMPILE_OPTIONS -fsanitize-coverage=trace-pc)
-dtr_add_unit_test(many_ranks SOURCES unit/many_ranks.c ${counted})
+function(dtr_add_counted_test name)
+  cmake_parse_arguments(arg "" "" "FILES;WRAP" ${ARGN})
+  list(TRANSFORM arg_FILES PREPEND ${PROJECT_SOURCE_DIR}/)
+  set_source_files_properties(${arg_FILES} PROPERTIES COMPILE_OPTIONS -fsanitize-coverage=trace-pc)
+  dtr_add_unit_test(${name} SOURCES unit/${name}.c ${arg_FILES})
+  list(TRANSFORM arg_WRAP PREPEND -Wl,--wrap=)
+  target_link_options(test_${name} PRIVATE ${arg_WRAP})
+endfunction()
+dtr_add_counted_test(many_ranks
+  FILES runtime/world/nodes.c collectives/backends/mpi/mpi_collectives_tree.c collectives/group/gpu_choice.c)
+dtr_add_counted_test(many_ranks_agree
+  FILES collectives/agreement/agree.c collectives/agreement/coordinator.c collectives/agreement/decide.c
+  WRAP dtr__mailbox_send dtr__mailbox_receive dtr__mailbox_reap dtr__now dtr__ranks_failed dtr__progress_has_thread
+    dtr__backoff_pause dtr__peer_doing)
 
 # dtr-info needs no MPI job: ENV16, ENV17.
 foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +seconds +1800 +2.5 +environment.*DTR_DEBGU.*DTR_DEBUG"
