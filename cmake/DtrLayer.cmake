@@ -60,6 +60,7 @@ function(dtr_add_room layer room)
   get_property(interfaces GLOBAL PROPERTY DTR_ROOM_INTERFACES)
   target_include_directories(${target} PRIVATE ${interfaces})
   target_link_libraries(${target} PRIVATE dtr_${layer})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-Werror=vla>) # no stack that grows with the ranks
   set_property(GLOBAL APPEND PROPERTY DTR_ROOMS ${target})
 endfunction()
 

@@ -132,14 +132,14 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
 /* Collective over the node: where all have a board that the others can see, they share them. */
 static int share_boards(dtr_world *world, dtr__control *c) {
     size_t nbytes = dtr__board_bytes(world->size, world->node_count);
-    void *each[world->local_size];
     int code = MPI_SUCCESS;
-    c->alone = !dtr__arena_share(world, nbytes, each, &code);
-    c->board = c->alone ? calloc(1, nbytes) : each[world->local_rank];
+    void *const *each = dtr__arena_share(world, nbytes, &code);
+    c->alone = each == NULL;
+    c->board = each == NULL ? calloc(1, nbytes) : each[world->local_rank];
     if (c->board != NULL) {
         dtr__board_init(c->board, world->size, world->node_count);
     }
-    for (int i = 0; i < world->local_size && !c->alone; i++) {
+    for (int i = 0; i < world->local_size && each != NULL; i++) {
         c->boards[i] = i != world->local_rank ? each[i] : NULL;
     }
     return code;

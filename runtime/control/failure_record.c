@@ -79,10 +79,30 @@ bool dtr__failure_record_put(dtr_world *world, const dtr__failure_record *v) {
 
 /* ---- the result ---- */
 
+/* Merges what other nodes have sent; true: the nodes of all living members have. */
+static bool all_received(const dtr_world *world, dtr__votes *vs, const int *world_ranks, int n,
+                         dtr__failure_record *out) {
+    bool all_have = true;
+    pthread_mutex_lock(&vs->lock);
+    sum *all = dtr__votes_scratch(vs, DTR__VOTES, 0);
+    memset(all, 0, vs->sum_words * sizeof(uint64_t));
+    all->vote = *out;
+    dtr__votes_gather(world, out->uid, DTR__FAILURE_STEP, dtr__votes_scratch(vs, DTR__VOTES, 1),
+                      all);
+    *out = all->vote;
+    for (int i = 0; i < n && all_have; i++) {
+        const int at = world->node_of[world_ranks[i]];
+        all_have = at == world->node || dtr__has_voted(all->voter, at) ||
+                   dtr__rank_failed(world, world_ranks[i]);
+    }
+    pthread_mutex_unlock(&vs->lock);
+    return all_have;
+}
+
 /* `put_ns`: when this node had it, on its clock. */
 static bool settled_alone(const dtr_world *world, uint64_t uid, const int *world_ranks, int n,
                           dtr__failure_record *out, int64_t *put_ns) {
-    const dtr__votes *vs = world->control.votes;
+    dtr__votes *vs = world->control.votes;
     const int writer = vs != NULL ? dtr__failure_writer(vs, uid) : -1;
     if (writer < 0 || !dtr__vote_read(failure_entry(vs, writer, failure_place(uid)), out) ||
         out->uid != uid) {
@@ -92,20 +112,8 @@ static bool settled_alone(const dtr_world *world, uint64_t uid, const int *world
     if (out->remote == 0 || !dtr__control_serves(world)) {
         return true;
     }
-    uint64_t memory[2 * vs->sum_words];
-    sum *all = (sum *)memory;
-    memset(all, 0, vs->sum_words * sizeof(uint64_t));
-    all->vote = *out;
-    dtr__votes_gather(world, uid, DTR__FAILURE_STEP, (sum *)(memory + vs->sum_words), all);
-    *out = all->vote;
-    for (int i = 0; i < n; i++) {
-        const int at = world->node_of[world_ranks[i]];
-        if (at != world->node && !dtr__has_voted(all->voter, at) &&
-            !dtr__rank_failed(world, world_ranks[i])) {
-            return dtr__now_ns() - *put_ns >= atomic_load(&vs->patience_ns);
-        }
-    }
-    return true;
+    return all_received(world, vs, world_ranks, n, out) ||
+           dtr__now_ns() - *put_ns >= atomic_load(&vs->patience_ns);
 }
 
 /* A rank that is released from one of two groups may go on to the other at once, so all members

@@ -168,12 +168,18 @@ dtr_status dtr__vote_put(dtr_world *world, const int *world_ranks, int n, const 
     return DTR_OK;
 }
 
-static void set_busy(dtr__votes *vs, const entry *own, uint64_t uid, uint64_t step, bool busy) {
+/* The place of the entry, -1: there is none. */
+static int set_busy(dtr__votes *vs, const entry *own, uint64_t uid, uint64_t step, bool busy) {
+    int at = -1;
     pthread_mutex_lock(&vs->lock);
     for (int k = 0; k < DTR__VOTES; k++) {
-        vs->busy[k] = is_at(own[k].word, uid, step) ? busy : vs->busy[k];
+        if (is_at(own[k].word, uid, step)) {
+            vs->busy[k] = busy;
+            at = k;
+        }
     }
     pthread_mutex_unlock(&vs->lock);
+    return at;
 }
 
 /* ---- step votes: getting the result ---- */
@@ -266,9 +272,10 @@ dtr_status dtr__vote_get(dtr_world *world, const int *world_ranks, int n, uint64
                          dtr__vote *agreed) {
     dtr__votes *vs = world->control.votes;
     const entry *own = vs->table[world->local_rank]->own;
-    uint64_t memory[2 * vs->sum_words]; /* what has been put must be got: nothing may fail here */
-    wait w = { .all = (sum *)memory, .one = (sum *)(memory + vs->sum_words) };
-    set_busy(vs, own, uid, step, true);
+    const int k = set_busy(vs, own, uid, step, true);
+    DTR_REQUIRE(k >= 0, NULL, DTR_ERR_STATE, "this rank has not put a vote for the step");
+    /* What has been put must be got: nothing may fail from here on. */
+    wait w = { .all = dtr__votes_scratch(vs, k, 0), .one = dtr__votes_scratch(vs, k, 1) };
     /* A rank that has the result may end what the others wait in because of it: by then all votes
      * of this node can be seen, but those of other nodes may come later than that end. */
     const double start = dtr__now(), grace_s = is_remote(world, world_ranks, n)
@@ -384,7 +391,8 @@ static dtr__votes *make(const dtr_world *world) {
     }
     vs->voter_words = (world->size + 63) / 64;
     vs->sum_words = VOTE_WORDS + 2 * (size_t)vs->voter_words;
-    vs->scratch = calloc(DTR__VOTE_ENTRIES * vs->sum_words, sizeof(uint64_t));
+    vs->scratch =
+        calloc((DTR__VOTE_ENTRIES + 2 * (DTR__VOTES + 1)) * vs->sum_words, sizeof(uint64_t));
     pthread_mutex_init(&vs->lock, NULL);
     if (vs->scratch == NULL) {
         destroy(vs);
@@ -405,16 +413,16 @@ static size_t table_bytes(const dtr_world *world, const dtr__votes *vs) {
 dtr_status dtr__votes_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world };
     dtr__votes *vs = make(world);
-    void *each[world->local_size];
     int code = MPI_SUCCESS, all = 0;
-    const bool shared =
-        dtr__arena_share(world, vs != NULL ? table_bytes(world, vs) : 0, each, &code);
-    if (vs != NULL && !shared && world->local_size == 1) {
-        each[0] = calloc(1, table_bytes(world, vs));
+    void *const *each = dtr__arena_share(world, vs != NULL ? table_bytes(world, vs) : 0, &code);
+    if (vs != NULL && each == NULL && world->local_size == 1) {
+        vs->table[0] = calloc(1, table_bytes(world, vs));
     }
-    if (vs != NULL && (shared || (world->local_size == 1 && each[0] != NULL))) {
-        memcpy((void *)vs->table, (void *)each, sizeof each);
-        vs->shared = shared;
+    for (int i = 0; vs != NULL && each != NULL && i < world->local_size; i++) {
+        vs->table[i] = each[i];
+    }
+    if (vs != NULL && vs->table[0] != NULL) {
+        vs->shared = each != NULL;
         world->control.votes = vs;
     } else if (vs != NULL) {
         destroy(vs);

@@ -68,9 +68,9 @@ void dtr__vote_merge(dtr__vote *all, const dtr__vote *one);
 dtr_status dtr__vote_put(dtr_world *world, const int *world_ranks, int n, const dtr__vote *mine);
 /* What may end the wait for votes: a status < 0, whose message is the thread's last error. */
 typedef dtr_status (*dtr__vote_stop)(void *arg);
-/* The vote that all agree on, once all of the n members have put theirs. DTR_ERR_TIMEOUT after
- * limit_s, naming who has not; at once what its failure means (DTR_ERR_REMOTE) where one that has
- * failed has not. `agreed` is untouched then. */
+/* The vote that all agree on, once all of the n members have put theirs, this rank too.
+ * DTR_ERR_TIMEOUT after limit_s, naming who has not; at once what its failure means
+ * (DTR_ERR_REMOTE) where one that has failed has not. `agreed` is untouched then. */
 dtr_status dtr__vote_get(dtr_world *world, const int *world_ranks, int n, uint64_t uid,
                          uint64_t step, double limit_s, dtr__vote_stop stop, void *arg,
                          dtr__vote *agreed);

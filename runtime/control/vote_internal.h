@@ -35,11 +35,15 @@ struct dtr__votes {
     bool shared, steps;               /* steps: the world has step votes */
     _Atomic int64_t patience_ns;      /* with other nodes, in the vote on a failure */
     sum *received[DTR__VOTE_ENTRIES]; /* what is in shared memory too; the watchdog's */
-    uint64_t *scratch;                /* memory of all those */
-    table *table[];                   /* [local size] */
+    uint64_t *scratch; /* memory of all those, and then two sums for each of DTR__VOTES that wait
+                          for an own entry, and two for who judges a failure record (`lock`) */
+    table *table[];    /* [local size] */
 };
 
 void dtr__vote_end_texts(dtr__vote *v);
+static inline sum *dtr__votes_scratch(const dtr__votes *vs, int k, int which) {
+    return (sum *)(vs->scratch + (size_t)(DTR__VOTE_ENTRIES + 2 * k + which) * vs->sum_words);
+}
 bool dtr__vote_read(const entry *e, dtr__vote *v); /* false: there is no whole one */
 void dtr__vote_write(entry *e, const dtr__vote *v);
 bool dtr__has_voted(const uint64_t *voter, int i);

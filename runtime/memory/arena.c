@@ -29,6 +29,8 @@ struct dtr__arena {
     uint64_t stride;
     int n;
     uint64_t *size; /* [n] */
+    uint64_t *at;   /* [n] what dtr__arena_share has exchanged and found, one call at a time */
+    void **each;
     void *reserved; /* the stretch of address space, and its length */
     size_t reserved_bytes;
     int local_rank, fd; /* fd: the own file */
@@ -105,6 +107,7 @@ static void destroy(dtr__arena *a) {
     pthread_mutex_destroy(&a->lock);
     free(a->kept);
     free(a->size);
+    free((void *)a->each);
     free(a);
 }
 
@@ -117,8 +120,10 @@ static dtr__arena *new_arena(const dtr_world *world) {
     a->n = world->local_size;
     a->local_rank = world->local_rank;
     pthread_mutex_init(&a->lock, NULL);
-    a->size = calloc((size_t)a->n, sizeof *a->size);
-    if (a->size == NULL) {
+    a->size = calloc(2 * (size_t)a->n, sizeof *a->size);
+    a->at = a->size != NULL ? a->size + a->n : NULL;
+    a->each = calloc((size_t)a->n, sizeof *a->each);
+    if (a->size == NULL || a->each == NULL) {
         destroy(a);
         return NULL;
     }
@@ -504,29 +509,34 @@ void *dtr__arena_numbered(const dtr_world *world, int local_rank, uint64_t numbe
     return dtr__arena_at(world, local_rank, NUMBERS_AT + offset);
 }
 
-bool dtr__arena_share(dtr_world *world, size_t nbytes, void **each, int *mpi_code) {
-    uint64_t mine = UINT64_MAX, at[world->local_size];
+void **dtr__arena_share(dtr_world *world, size_t nbytes, int *mpi_code) {
+    dtr__arena *a = world->memory.arena;
+    *mpi_code = MPI_SUCCESS;
+    if (a == NULL) { /* then no rank of the node has one */
+        return NULL;
+    }
+    uint64_t mine = UINT64_MAX;
     int here = 0;
     bool all = true;
-    void *p = nbytes > 0 && dtr__arena_usable(world) ? take(world, nbytes, 64, false) : NULL;
+    void *p = nbytes > 0 ? take(world, nbytes, 64, false) : NULL;
     if (p != NULL && !dtr__arena_find(world, p, nbytes, &here, &mine)) {
         mine = UINT64_MAX;
     }
     if (p != NULL && mine != UINT64_MAX) {
-        zero(world->memory.arena, p, mine, nbytes);
+        zero(a, p, mine, nbytes);
     }
-    memset(each, 0, sizeof *each * (size_t)world->local_size);
-    *mpi_code = MPI_Allgather(&mine, 1, MPI_UINT64_T, at, 1, MPI_UINT64_T, world->mpi.node_comm);
-    for (int i = 0; i < world->local_size && *mpi_code == MPI_SUCCESS; i++) {
-        all = all && at[i] != UINT64_MAX;
+    *mpi_code = MPI_Allgather(&mine, 1, MPI_UINT64_T, a->at, 1, MPI_UINT64_T, world->mpi.node_comm);
+    for (int i = 0; i < a->n && *mpi_code == MPI_SUCCESS; i++) {
+        all = all && a->at[i] != UINT64_MAX;
     }
-    for (int i = 0; i < world->local_size && *mpi_code == MPI_SUCCESS && all; i++) {
-        each[i] = dtr__arena_at(world, i, at[i]);
+    all = all && *mpi_code == MPI_SUCCESS;
+    for (int i = 0; i < a->n && all; i++) {
+        a->each[i] = dtr__arena_at(world, i, a->at[i]);
     }
-    if ((!all || *mpi_code != MPI_SUCCESS) && p != NULL) {
+    if (!all && p != NULL) {
         dtr__arena_free(world, p);
     }
-    return all && *mpi_code == MPI_SUCCESS;
+    return all ? a->each : NULL;
 }
 
 size_t dtr__arena_used(const dtr_world *world) {

@@ -43,9 +43,10 @@ bool dtr__arena_number(dtr_world *world, uint64_t number, const void *ptr, size_
 void dtr__arena_unnumber(dtr_world *world, uint64_t number);
 void *dtr__arena_numbered(const dtr_world *world, int local_rank, uint64_t number,
                           size_t *nbytes); /* NULL: that rank has none; waits for nobody */
-/* Collective over the node: as many zeroed bytes of every rank's arena, where all ranks see them in
- * each[local rank]. False on all: some rank has none, or asked for 0. */
-bool dtr__arena_share(dtr_world *world, size_t nbytes, void **each, int *mpi_code);
+/* Collective over the node: as many zeroed bytes of every rank's arena, where all ranks see them:
+ * by local rank, to be read before the next such call. NULL on all: some rank has none, or asked
+ * for 0. */
+void **dtr__arena_share(dtr_world *world, size_t nbytes, int *mpi_code);
 size_t dtr__arena_used(const dtr_world *world); /* bytes handed out of the own arena */
 
 /* Huge pages under the whole ones in a new, unused block, whose pages are taken now: 0, also where
