@@ -1,0 +1,57 @@
+"""scripts/bench/loggp: it finds the parameters that made-up rings were made of, tells the allreduces that follow from them from
+one that does not, counts messages as docs/scaling.md does, and refuses what is no input."""
+import json
+import os
+import sys
+import tempfile
+
+from tool import expect, refuses, rows, run, verdict
+
+LATENCY, WAIT, OVERHEAD, GAP, CORES = 40.0, 3.0, 5.0, 0.002, 2  # us, us, us, us a byte
+root = sys.argv[1]
+folder = tempfile.TemporaryDirectory(prefix="dtr-loggp-")
+script = [sys.executable, "-B", os.path.join(root, "scripts", "bench", "loggp")]
+
+
+def taken(nodes, rounds, messages, nbytes):
+    return rounds * LATENCY + max(1, nodes / CORES) * (rounds * WAIT + messages * OVERHEAD + nbytes * GAP)
+
+
+def write(name, nodes, points, ranks=None):
+    path = os.path.join(folder.name, name)
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump({"ranks": ranks or nodes, "nodes": nodes,
+                   "rows": [{"call": call, "bytes": n, "time_us": t} for call, n, t in points]}, out)
+    return path
+
+
+def rings(nodes):
+    return [("sendrecv", n, taken(nodes, 1, 1, n)) for n in (8, 4096, 1 << 20)] + \
+           [("waitall", n, taken(nodes, 1, 16, 16 * n)) for n in (8, 4096, 1 << 20)]
+
+
+# Everybody to everybody; by doubling, of which the last round has 8 of 16 inputs; pieces of 512 KiB in two segments, and of 64 KiB.
+good = [write("2", 2, rings(2) + [("allreduce", 8, taken(2, 1, 1, 8)), ("allreduce", 1 << 20, taken(2, 3, 4, 1 << 20))]),
+        write("8", 8, rings(8) + [("allreduce", 4096, taken(8, 1, 7, 7 * 4096))]),
+        write("16", 16, rings(16) + [("allreduce", 4096, taken(16, 4, 4, 15 * 4096)),
+                                     ("allreduce", 1 << 20, taken(16, 2, 30, 30 << 16))])]
+# Of two files the lower time counts.
+slow = write("slow", 2, [(call, n, 3 * t) for call, n, t in rings(2)])
+told = run(script + ["--cores", str(CORES), "--within", "1"] + good + [slow], (0,))
+expect("L 40 us, p 3 us, o 5 us, G 2 ns" in told, "the parameters are not found:\n%s", told)
+expect("largest error 0 %" in told, "the allreduces are not told:\n%s", told)
+odd = write("odd", 8, [("allreduce", 8, 2 * taken(8, 1, 7, 56))])
+expect("-50%" in run(script + ["--cores", str(CORES), "--within", "30"] + good + [odd], (1,)), "half of the time is no error")
+
+counts = {(line[0], line[1] + line[2]): line[-4] for line in rows(run(script + ["--assume", "1,0,1,0", "--nodes", "8,1000,10000",
+                                                                               "--sizes", "8,1K,64M"], (0,)))[2:]}
+for key, count in {("8", "8B"): "7", ("1000", "8B"): "10", ("10000", "8B"): "14", ("8", "1KiB"): "7", ("1000", "1KiB"): "1014",
+                   ("10000", "1KiB"): "10014", ("8", "64MiB"): "448"}.items():
+    expect(counts.get(key) == count, "%s nodes, %s: %s messages, not %s", *key, counts.get(key), count)
+
+refuses(script, "give either files or --assume")
+refuses(script + ["--assume", "1,2,3"], "expected four numbers")
+refuses(script + ["--assume", "1,2,3,nan"], "expected numbers from 0 on")
+expect(run(script + [write("uneven", 2, rings(2), ranks=4)], (1,)) == "", "two ranks a node are taken")
+expect(run(script + [__file__], (1,)) == "", "a script is taken for JSON")
+verdict()
