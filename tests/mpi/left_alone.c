@@ -1,6 +1,6 @@
-/* Operations that were begun and left alone end while the program calls nothing, at every thread level
- * of MPI, where they need no MPI (INI25, WRK1); the program's own functions are called by its own
- * threads below MPI_THREAD_MULTIPLE all the same. */
+/* Operations that were begun and left alone end while the program calls nothing, at every thread
+ * level of MPI, where they need no MPI (INI25, WRK1); the program's own functions are called by its
+ * own threads below MPI_THREAD_MULTIPLE all the same. */
 #include <pthread.h>
 #include <string.h>
 
