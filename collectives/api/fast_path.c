@@ -87,22 +87,32 @@ static bool same_arrays(const dtr_group *g, const dtr__fast_path *p, const dtr__
            dtr__work_reserve_counts(g->engine->spare, g->size);
 }
 
-static bool same_request(const dtr__fast_path *p, const dtr__request *r) {
+static bool same_request(const dtr__fast_path *p, const dtr__request *r, bool async) {
     const dtr__request *q = &p->asked;
-    return p->id != 0 && r->kind == q->kind && r->op == q->op && r->root == q->root &&
-           r->tag == q->tag && r->options == NULL && r->finish == NULL &&
+    return p->id != 0 && p->async == async && r->kind == q->kind && r->op == q->op &&
+           r->root == q->root && r->tag == q->tag && r->options == NULL && r->finish == NULL &&
            r->tag_word == q->tag_word && r->divisor == q->divisor && same_shape(&r->in, &q->in) &&
            same_shape(&r->out, &q->out) && dtr__call_site_is(&p->call, r->return_address) &&
            fine_pointers(p, r);
 }
 
+static bool is_open(const dtr_group *g) {
+    return atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
+           atomic_load_explicit(&g->aside, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&g->calls.scope, memory_order_acquire) == NULL;
+}
+
 static bool is_idle(const dtr_group *g) {
     return g->engine->collectives.head == NULL && g->engine->p2p.head == NULL &&
            g->engine->spare != NULL &&
-           atomic_load_explicit(&g->engine->active, memory_order_seq_cst) == 0 &&
-           atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
-           atomic_load_explicit(&g->aside, memory_order_relaxed) == 0 &&
-           atomic_load_explicit(&g->calls.scope, memory_order_acquire) == NULL;
+           atomic_load_explicit(&g->engine->active, memory_order_seq_cst) == 0 && is_open(g);
+}
+
+/* Nothing that was issued before has still to begin, or to get its numbers. */
+static bool all_have_begun(const dtr_group *g) {
+    return g->engine->p2p_unstarted == NULL &&
+           atomic_load_explicit(&g->engine->active, memory_order_seq_cst) == g->engine->running &&
+           is_open(g);
 }
 
 /* ---- learning ---- */
@@ -167,6 +177,7 @@ void dtr__fast_path_learn(dtr_group *g, const dtr__request *r, const dtr_work *w
     p->call = *c;
     p->arrays = rule->arrays || c->n_batch > 0;
     p->p2p = dtr__kind_is_p2p(r->kind);
+    p->async = !w->inline_call;
     keep_counts(p->counts, &p->call.in_counts, g->size);
     keep_counts(p->counts != NULL ? p->counts + g->size : NULL, &p->call.out_counts, g->size);
     if (c->n_batch > 0) {
@@ -309,27 +320,37 @@ static uint64_t next(_Atomic uint64_t *counter) {
     return n;
 }
 
+/* The lock is held as NUMBERING, and afterwards as HELD. Returns its number. */
+static uint64_t begin_again(dtr_group *g, dtr__fast_path *p, const dtr__request *r) {
+    dtr__call_site_drop();
+    p->call.in = p->in_bytes > 0 ? r->in.data : NULL;
+    p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
+    p->call.issued_ns = 0;
+    const uint64_t seq = next(p->p2p ? &g->count.p2p_seq : &g->count.seq);
+    *(p->p2p ? &p->record.p2p_seq : &p->record.seq) = seq;
+    p->record.op_id = next(&g->engine->issued);
+    dtr__progress_lock_numbered(g->engine->progress);
+    return seq;
+}
+
+static dtr__fast_path *entry_of(const dtr_group *g, const dtr__request *r) {
+    return g->calls.fast_paths != NULL ? &g->calls.fast_paths->of[slot_of(r)] : NULL;
+}
+
 bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     uint64_t record = 0;
     bool held = true;
     if (!dtr__progress_lock_try_as(g->engine->progress, DTR__PROGRESS_LOCK_NUMBERING)) {
         return false;
     }
-    dtr__fast_path *p = g->calls.fast_paths != NULL ? &g->calls.fast_paths->of[slot_of(r)] : NULL;
+    dtr__fast_path *p = entry_of(g, r);
     const bool own_op = dtr__op_is_user(r->op);
-    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
+    if (p == NULL || !same_request(p, r, false) || !is_idle(g) || dtr__in_callback(g->world) ||
         (p->arrays && !same_arrays(g, p, r)) || (own_op && !dtr__user_op_take(r->op))) {
         dtr__progress_lock_release(g->engine->progress);
         return false;
     }
-    dtr__call_site_drop();
-    p->call.in = p->in_bytes > 0 ? r->in.data : NULL;
-    p->call.out = p->one_buffer ? r->in.data : p->out_bytes > 0 ? r->out.data : NULL;
-    p->call.issued_ns = 0;
-    uint64_t seq = next(p->p2p ? &g->count.p2p_seq : &g->count.seq);
-    *(p->p2p ? &p->record.p2p_seq : &p->record.seq) = seq;
-    p->record.op_id = next(&g->engine->issued);
-    dtr__progress_lock_numbered(g->engine->progress);
+    const uint64_t seq = begin_again(g, p, r);
     *status = DTR_OK;
     progress how = run(g, p, &record);
     if (how != FINISHED) {
@@ -343,6 +364,92 @@ bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status
     }
     if (held) {
         dtr__progress_lock_release(g->engine->progress);
+    }
+    if (seq % CALLS_PER_VISIT == 0 || *status < 0) {
+        dtr__notifier_visit(g->world);
+    }
+    return true;
+}
+
+/* ---- messages with a work ---- */
+
+void dtr__fast_path_learn_message(dtr_group *g, const dtr__request *r, const dtr_work *w,
+                                  int backend) {
+    if ((r->kind != DTR__K_SEND && r->kind != DTR__K_RECV) || r->options != NULL || r->root < 0 ||
+        w->backend->fast_path_message == NULL || dtr__wants_nan_check(g, &w->call) ||
+        !dtr__progress_lock_try(g->engine->progress)) {
+        return;
+    }
+    if (w->started && is_open(g)) {
+        dtr__fast_path_learn(g, r, w, backend);
+    }
+    dtr__progress_lock_release(g->engine->progress);
+}
+
+/* One entry says all of a message that is over. */
+static uint64_t note_message(const dtr_group *g, dtr__fast_path *p, bool over) {
+    dtr__record *rec = &p->record;
+    const int64_t now = p->call.issued_ns;
+    const int64_t limit_ns = atomic_load_explicit(&g->limit_ns, memory_order_relaxed);
+    const bool counted = g->world->recording.counters != NULL;
+    if (g->world->recording.unrecorded) {
+        return 0;
+    }
+    rec->t_issued = rec->t_started = now;
+    rec->deadline = limit_ns > 0 ? now + limit_ns : 0;
+    rec->t_finished = over && !counted ? now : 0;
+    rec->state = over && !counted ? DTR__REC_FINISHED : DTR__REC_STARTED;
+    const uint64_t number = dtr__rec_begin(g->world, rec);
+    if (over && counted) {
+        dtr__rec_finish(g->world, number, now);
+    }
+    return number;
+}
+
+static void is_over(dtr_work *w) {
+    w->report.ended_ns = w->call.issued_ns;
+    atomic_store_explicit(&w->source, w->call.root, memory_order_relaxed);
+    atomic_store_explicit(&w->ended, 1, memory_order_relaxed);
+    atomic_store_explicit(&w->done, 1, memory_order_release);
+}
+
+bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
+                          dtr_status *status) {
+    if (!dtr__kind_is_p2p(r->kind) ||
+        !dtr__progress_lock_try_as(g->engine->progress, DTR__PROGRESS_LOCK_NUMBERING)) {
+        return false;
+    }
+    dtr__fast_path *p = entry_of(g, r);
+    dtr_work *w = p != NULL && same_request(p, r, true) && all_have_begun(g)
+                      ? dtr__work_new_ready(g->engine)
+                      : NULL;
+    if (w == NULL) {
+        dtr__progress_lock_release(g->engine->progress);
+        return false;
+    }
+    const dtr__backend *b = g->backends.table[p->backend];
+    void *state = g->backends.state[p->backend];
+    const uint64_t seq = begin_again(g, p, r);
+    const int found = b->fast_path_message(g, state, &p->call);
+    p->call.issued_ns = dtr__stamp_ns();
+    p->call.timeout_s = atomic_load_explicit(&g->timeout_s, memory_order_relaxed);
+    dtr__work_describe_again(w, g, &p->call, p->backend);
+    w->seq = seq;
+    w->issue = p->record.op_id;
+    w->report.record = note_message(g, p, found > 0);
+    *status = DTR_OK;
+    if (found > 0) {
+        is_over(w);
+        dtr__progress_lock_release(g->engine->progress);
+    } else {
+        w->started = found == 0;
+        if (w->started) {
+            b->fast_path_to_work(g, state, w);
+        }
+        *status = dtr__work_go_on(g, w);
+    }
+    if (*status == DTR_OK) {
+        *work = w;
     }
     if (seq % CALLS_PER_VISIT == 0 || *status < 0) {
         dtr__notifier_visit(g->world);

@@ -14,6 +14,12 @@
 
 /* True when the call has been served here, with its status. No lock held. */
 bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status);
+/* The same of a message whose caller gets a work. Below, nothing waits for others: what cannot be
+ * over at once is moved like any other work. */
+bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work, dtr_status *status);
+/* Such a message that `w` has begun may come again. No lock held. */
+void dtr__fast_path_learn_message(dtr_group *g, const dtr__request *r, const dtr_work *w,
+                                  int backend);
 /* A call that `w` has just ended well may come again. Progress lock held. */
 void dtr__fast_path_learn(dtr_group *g, const dtr__request *r, const dtr_work *w, int backend);
 

@@ -50,6 +50,7 @@ static dtr_status run_async(dtr_group *g, const dtr__call *c, const dtr__request
     }
     *work = w;
     dtr__work_hand_over(g, w);
+    dtr__fast_path_learn_message(g, r, w, backend);
     return DTR_OK;
 }
 
@@ -206,6 +207,10 @@ static dtr_status issue_live(dtr_group *g, const dtr__request *r, dtr_work **wor
     return r->kind == DTR__K_BATCH ? issue_batch(g, r, now, work) : issue(g, r, now, work);
 }
 
+static bool issue_again(dtr_group *g, const dtr__request *r, dtr_work **work, dtr_status *s) {
+    return work == NULL ? dtr__fast_path_call(g, r, s) : dtr__fast_path_issue(g, r, work, s);
+}
+
 static dtr_status issue_in_turn(dtr_group *g, const dtr__request *r, dtr_work **work) {
     dtr_world *world = g->world;
     char site[64];
@@ -215,7 +220,7 @@ static dtr_status issue_in_turn(dtr_group *g, const dtr__request *r, dtr_work **
         dtr__call_site_drop();
         return s;
     }
-    if (work != NULL || !dtr__fast_path_call(g, r, &s)) {
+    if (!issue_again(g, r, work, &s)) {
         s = issue_live(g, r, work);
     }
     dtr__turn_end(world);
@@ -230,5 +235,5 @@ dtr_status dtr__coll_issue(dtr_group *g, const dtr__request *r, dtr_work **work)
     if (g->world->turn != NULL) {
         return issue_in_turn(g, r, work);
     }
-    return work == NULL && dtr__fast_path_call(g, r, &s) ? s : issue_live(g, r, work);
+    return issue_again(g, r, work, &s) ? s : issue_live(g, r, work);
 }

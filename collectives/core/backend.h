@@ -94,11 +94,14 @@ typedef struct dtr__backend {
      * accept: whether this call can take it, and what goes where. start: begin it with the data of
      * p->call; false: nothing was begun, it is to start as others do. poll: 1 when it has finished;
      * 0 while others have not come; -1 when the engine must see to it. to_work: from here on it is
-     * an ordinary started work. */
+     * an ordinary started work. message: of a message whose caller gets a work, instead of start
+     * and poll, while others may be under way: 1 when it is over, 0 when to_work is to follow, -1
+     * when it is to start as others do; optional. */
     bool (*fast_path_accept)(dtr_group *group, void *state, const dtr__call *c,
                              struct dtr__moves *m);
     bool (*fast_path_start)(dtr_group *group, void *state, const struct dtr__fast_path *p);
     int (*fast_path_poll)(dtr_group *group, void *state, const struct dtr__fast_path *p);
+    int (*fast_path_message)(dtr_group *group, void *state, const dtr__call *c);
     void (*fast_path_to_work)(dtr_group *group, void *state, dtr_work *w);
 } dtr__backend;
 

@@ -22,11 +22,11 @@ typedef struct dtr__callback_frame {
 /* Memory of a group's works. It outlives the group while a handle is held, and with it the error
  * that broke the group, which all its works share. */
 struct dtr__pool {
-    _Atomic int refs; /* the group's and one per work that is not in `free` */
+    _Atomic int refs;         /* the group's and one per work */
+    _Atomic(dtr_work *) idle; /* given back, linked by next; without a lock, taken all at once */
+    _Atomic int n_idle;       /* about */
     pthread_mutex_t lock;
-    dtr_work *free; /* linked by next; lock */
-    int n_free;     /* lock */
-    bool closed;    /* the group is gone: nothing is kept; lock */
+    dtr_work *taken; /* out of `idle`, for the next ones; lock */
     dtr__error_copy *broken;
 };
 
@@ -41,6 +41,7 @@ typedef struct dtr__group_engine {
     _Atomic int active; /* works in incoming and the running lists, inline calls excepted */
     dtr__queue collectives, p2p; /* running, in issue order, first collective under way */
     dtr_work *spare;             /* kept for the next blocking call; progress lock */
+    dtr_work *ready;             /* idle ones for messages that come again; progress lock */
     _Atomic uint64_t issued;     /* works of this rank */
     dtr_group *group;
     pthread_mutex_t queue_lock;
@@ -70,6 +71,10 @@ dtr__pool *dtr__pool_new(void);
 void dtr__pool_close(dtr__pool *pool);              /* gives the group's reference back */
 dtr_work *dtr__work_new(dtr__pool *pool, int refs); /* NULL: out of memory */
 void dtr__work_unref(dtr_work *w);
+/* The same out of engine->ready, which is filled from what has been given back; progress lock held.
+ * free_ready: at the engine's end. */
+dtr_work *dtr__work_new_ready(dtr__group_engine *e);
+void dtr__works_free_ready(dtr__group_engine *e);
 /* Copy the counts or batch of the work's call into its own storage. False: out of memory. */
 bool dtr__work_own_arrays(dtr_work *w, int size);
 /* Reserve space for counts per rank, or for a batch of `n`, so that copying them cannot fail.
@@ -127,11 +132,16 @@ void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called);
 dtr_status dtr__work_make(dtr_group *g, int refs, dtr_work **w);
 dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, const dtr__request *r,
                               int backend, bool inlined);
+/* Of a message that came before with the same arguments, but for its buffer. */
+void dtr__work_describe_again(dtr_work *w, dtr_group *g, const dtr__call *c, int backend);
 bool dtr__work_list(dtr_group *g, dtr_work *w); /* into engine->works only, counted as open */
 bool dtr__work_admit(dtr_group *g, dtr_work *w, const char *site, bool listed);
 /* A call that a graph keeps: it takes its number and a record, and nothing watches it. */
 bool dtr__work_admit_captured(dtr_group *g, dtr_work *w, const char *site);
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w);
+/* A message that has its numbers and its record and is not over, begun or not. Progress lock held,
+ * which it gives back. On failure the group is broken and the work gone. */
+dtr_status dtr__work_go_on(dtr_group *g, dtr_work *w);
 void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags);
 void dtr__work_fill_record(const dtr_work *w, const char *site, unsigned flags, dtr__record *r);
 /* Run a work inline that has its numbers and its record, for a blocking caller, which alone has it.

@@ -33,6 +33,7 @@ typedef struct dtr__fast_path {
     dtr__request asked;         /* compared with what is asked now */
     size_t in_bytes, out_bytes; /* that must be there and apart; 0: not checked */
     bool one_buffer, may_be_same, arrays, p2p;
+    bool async; /* a message whose caller gets a work */
     int backend;
     size_t *counts;     /* [2][group size], what the arrays of `call` are in, once needed */
     dtr_p2p *batch;     /* the same of a batch, and behind it the numbers of its last records */

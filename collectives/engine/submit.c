@@ -55,9 +55,7 @@ void dtr__work_give_op(dtr_work *w) {
     }
 }
 
-dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, const dtr__request *r,
-                              int backend, bool inlined) {
-    w->finish = r->finish;
+static void fill(dtr_work *w, dtr_group *g, const dtr__call *c, int backend, bool inlined) {
     w->group = g;
     w->world = g->world;
     if (c != &w->call) {
@@ -87,6 +85,18 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
     }
     atomic_store_explicit(&w->limit.deadline, dtr__now_at(w->call.issued_ns) + c->timeout_s,
                           memory_order_relaxed);
+}
+
+void dtr__work_describe_again(dtr_work *w, dtr_group *g, const dtr__call *c, int backend) {
+    w->finish = NULL;
+    w->input.hash = 0;
+    fill(w, g, c, backend, false);
+}
+
+dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, const dtr__request *r,
+                              int backend, bool inlined) {
+    w->finish = r->finish;
+    fill(w, g, c, backend, inlined);
     w->input.hash = g->world->recording.hashes ? dtr__work_hash_in(g, c) : 0;
     if (c->device.type == DTR_CPU && dtr__wants_nan_check(g, c)) {
         dtr__work_look_for_nan(w, c);
@@ -274,6 +284,33 @@ void dtr__work_keep_spare(dtr_group *g, dtr_work *w, bool held) {
     } else {
         dtr__work_unref(w);
     }
+}
+
+dtr_status dtr__work_go_on(dtr_group *g, dtr_work *w) {
+    dtr__queue called = { NULL, NULL };
+    atomic_store_explicit(&w->refs, 2, memory_order_relaxed);
+    if (!dtr__work_list(g, w)) {
+        if (w->started) {
+            w->backend->cancel(g, w->backend_state, w);
+        }
+        dtr__progress_lock_release(g->engine->progress);
+        const dtr_status s = dtr__group_broken(g);
+        dtr__work_mark(w, DTR__REC_FAILED, s);
+        atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
+        dtr__work_unref(w);
+        return s;
+    }
+    atomic_fetch_add_explicit(&g->engine->active, 1, memory_order_seq_cst);
+    dtr__group_enter_started(g, w);
+    if (!w->started) {
+        dtr__group_start_new(g, &called);
+    }
+    dtr__progress_lock_release(g->engine->progress);
+    dtr__callbacks_run(&called);
+    if (!atomic_load_explicit(&w->ended, memory_order_acquire)) {
+        dtr__progress_wake_soon(g->world);
+    }
+    return DTR_OK;
 }
 
 void dtr__work_hand_over(dtr_group *g, const dtr_work *w) {

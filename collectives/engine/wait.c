@@ -113,10 +113,28 @@ typedef struct several {
     const char *entry;
     double timeout_s, began;
     size_t first; /* that is not NULL, or n */
+    size_t open;  /* those before it have ended well */
 } several;
 
+/* A handle of something that has ended well, so that there is nothing to wait for or to refuse. */
+static bool is_well(const dtr_work *w) {
+    return w != NULL && w->magic == DTR__WORK_MAGIC && dtr__work_is_done(w) &&
+           w->status == DTR_OK &&
+           atomic_load_explicit(&w->scope.recording, memory_order_relaxed) == DTR__RECORDING_NOT;
+}
+
+/* The first from there on of which more is to be asked, or n. */
+static size_t next_other(const several *all, size_t from) {
+    from = from < all->open ? all->open : from;
+    while (from < all->n && is_well(all->works[from])) {
+        from++;
+    }
+    return from;
+}
+
 static several several_of(dtr_work *const *works, size_t n, double timeout_s, const char *entry) {
-    several s = { works, n, entry, timeout_s, dtr__now(), 0 };
+    several s = { works, n, entry, timeout_s, dtr__now(), 0, 0 };
+    s.open = works != NULL ? next_other(&s, 0) : 0;
     while (works != NULL && s.first < n && works[s.first] == NULL) {
         s.first++;
     }
@@ -130,12 +148,12 @@ static dtr_status check(const several *all) {
     DTR_REQUIRE(all->works != NULL || all->n == 0, NULL, DTR_ERR_ARG,
                 "%s: works is NULL, and n is %zu; give an array of n handles", entry, all->n);
     DTR_TRY(dtr__limit_check(NULL, entry, all->timeout_s));
-    for (size_t i = 0; i < all->n; i++) {
+    for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
         DTR_REQUIRE(w == NULL || w->magic == DTR__WORK_MAGIC, NULL, DTR_ERR_ARG,
                     "%s: works[%zu] is no work, or has been released", entry, i);
     }
-    for (size_t i = 0; i < all->n; i++) {
+    for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
         if (w != NULL && !dtr__work_is_captured(w) && !dtr__work_is_final(w)) {
             DTR_TRY(dtr__work_check_recorded(w, entry));
@@ -151,7 +169,7 @@ static bool is_unfinished(const dtr_work *w) {
 /* Those that are under way when one of them begins to be waited for. */
 static dtr_status prepare_all(const several *all, bool *worlds_differ) {
     const dtr_world *first = NULL;
-    for (size_t i = 0; i < all->n && all->timeout_s != 0; i++) {
+    for (size_t i = 0; all->timeout_s != 0 && (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
         if (is_unfinished(w)) {
             DTR_TRY(w->call.device.type == DTR_CPU ? dtr__work_check_callback(w, all->entry)
@@ -177,7 +195,7 @@ static dtr_status wait_all(const several *all) {
     dtr__error_copy *cause = NULL;
     DTR_TRY(check(all));
     DTR_TRY(prepare_all(all, &worlds_differ));
-    for (size_t i = 0; i < all->n; i++) {
+    for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         dtr_work *w = all->works[i];
         const dtr__waiter how = { .entry = all->entry,
                                   .stream = dtr__work_own_stream(w),

@@ -24,11 +24,6 @@ dtr__pool *dtr__pool_new(void) {
     return pool;
 }
 
-static void work_free(dtr_work *w) {
-    free(w->memory.arrays);
-    free(w);
-}
-
 static void pool_unref(dtr__pool *pool) {
     if (atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) == 1) {
         pthread_mutex_destroy(&pool->lock);
@@ -37,43 +32,102 @@ static void pool_unref(dtr__pool *pool) {
     }
 }
 
-void dtr__pool_close(dtr__pool *pool) {
-    pthread_mutex_lock(&pool->lock);
-    dtr_work *w = pool->free;
-    pool->free = NULL;
-    pool->closed = true;
-    pthread_mutex_unlock(&pool->lock);
+static void work_free(dtr_work *w) {
+    dtr__pool *pool = w->memory.pool;
+    free(w->memory.arrays);
+    free(w);
+    pool_unref(pool);
+}
+
+static void free_list(dtr_work *w) {
     while (w != NULL) {
         dtr_work *next = w->next;
         work_free(w);
         w = next;
     }
+}
+
+/* What an idle list begins with once the group is gone. */
+static dtr_work closed;
+
+/* All idle works at once, so that nobody can be in the midst of taking the first one. */
+static dtr_work *take_idle(dtr__pool *pool) {
+    if (atomic_load_explicit(&pool->idle, memory_order_relaxed) == NULL) {
+        return NULL;
+    }
+    atomic_store_explicit(&pool->n_idle, 0, memory_order_relaxed);
+    return atomic_exchange_explicit(&pool->idle, NULL, memory_order_acquire);
+}
+
+/* The number is a rough one where several threads give back at once. */
+static bool give_idle(dtr__pool *pool, dtr_work *w) {
+    const int n = atomic_load_explicit(&pool->n_idle, memory_order_relaxed);
+    dtr_work *first = atomic_load_explicit(&pool->idle, memory_order_relaxed);
+    if (n >= KEEP_FREE) {
+        return false;
+    }
+    atomic_store_explicit(&pool->n_idle, n + 1, memory_order_relaxed);
+    do {
+        if (first == &closed) {
+            return false;
+        }
+        w->next = first;
+    } while (!atomic_compare_exchange_weak_explicit(&pool->idle, &first, w, memory_order_release,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+void dtr__pool_close(dtr__pool *pool) {
+    dtr_work *idle = atomic_exchange_explicit(&pool->idle, &closed, memory_order_acquire);
+    free_list(idle);
+    pthread_mutex_lock(&pool->lock);
+    idle = pool->taken;
+    pool->taken = NULL;
+    pthread_mutex_unlock(&pool->lock);
+    free_list(idle);
     pool_unref(pool);
+}
+
+static dtr_work *begin_life(dtr_work *w, int refs) {
+    w->magic = DTR__WORK_MAGIC;
+    atomic_store_explicit(&w->refs, refs, memory_order_relaxed);
+    return w;
 }
 
 dtr_work *dtr__work_new(dtr__pool *pool, int refs) {
     pthread_mutex_lock(&pool->lock);
-    dtr_work *w = pool->free;
-    if (w != NULL) {
-        pool->free = w->next;
-        pool->n_free--;
-    }
+    dtr_work *w = pool->taken != NULL ? pool->taken : take_idle(pool);
+    pool->taken = w != NULL ? w->next : NULL;
     pthread_mutex_unlock(&pool->lock);
     if (w == NULL) {
         w = calloc(1, sizeof *w);
         if (w == NULL) {
             return NULL;
         }
+        w->memory.pool = pool;
+        atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
     }
-    w->magic = DTR__WORK_MAGIC;
-    w->memory.pool = pool;
-    atomic_store_explicit(&w->refs, refs, memory_order_relaxed);
-    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
-    return w;
+    return begin_life(w, refs);
+}
+
+dtr_work *dtr__work_new_ready(dtr__group_engine *e) {
+    dtr_work *w = e->ready != NULL ? e->ready : take_idle(e->pool);
+    if (w == NULL) {
+        return dtr__work_new(e->pool, 1);
+    }
+    e->ready = w->next;
+    return begin_life(w, 1);
+}
+
+void dtr__works_free_ready(dtr__group_engine *e) {
+    free_list(e->ready);
+    e->ready = NULL;
 }
 
 void dtr__work_unref(dtr_work *w) {
-    if (atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) != 1) {
+    /* Who has the last reference needs no locked instruction to give it back. */
+    if (atomic_load_explicit(&w->refs, memory_order_acquire) != 1 &&
+        atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
     dtr__pool *pool = w->memory.pool;
@@ -87,18 +141,9 @@ void dtr__work_unref(dtr_work *w) {
         w->composite = NULL;
     }
     w->magic = 0;
-    pthread_mutex_lock(&pool->lock);
-    bool keep = !pool->closed && pool->n_free < KEEP_FREE;
-    if (keep) {
-        w->next = pool->free;
-        pool->free = w;
-        pool->n_free++;
-    }
-    pthread_mutex_unlock(&pool->lock);
-    if (!keep) {
+    if (!give_idle(pool, w)) {
         work_free(w);
     }
-    pool_unref(pool);
 }
 
 static void *reserve(dtr_work *w, size_t nbytes) {
@@ -532,6 +577,9 @@ dtr_status dtr_work_on_complete(dtr_work *w, void (*fn)(dtr_work *, dtr_status, 
                 end = &(*end)->next;
             }
             *end = c;
+        }
+        if (open) { /* it may not know of it yet */
+            dtr__progress_wake(w->world);
         }
         pthread_mutex_unlock(&w->group->engine->queue_lock);
         if (open) {

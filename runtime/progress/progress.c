@@ -19,6 +19,12 @@
 #include "progress/progress.h"
 #include "topology/bind.h"
 
+enum {
+    DOZES = 5,       /* naps of an idle thread before it sleeps until a wake-up, */
+    DOZE_NS = 100000 /* ... the first, and each twice as long as the one before */
+};
+enum { AWAKE, NAPPING, ASLEEP };
+
 struct dtr__progress {
     pthread_mutex_t lock; /* list, inside, leaving */
     pthread_cond_t left;  /* somebody came out of a poller that is leaving */
@@ -136,26 +142,32 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, const struct times
 
 /* Sleep until a wake-up later than `seen`; `limit` NULL: without end. */
 static void sleep_until_wake(dtr__progress *p, uint32_t seen, const struct timespec *limit) {
-    atomic_store(&p->asleep, 1);
+    atomic_store(&p->asleep, limit == NULL ? ASLEEP : NAPPING);
     if (atomic_load(&p->wakes) == seen && !atomic_load(&p->stop)) {
         if (limit == NULL) {
             atomic_store_explicit(p->beat, 0, memory_order_relaxed); /* idle is not stuck */
         }
         futex_wait(&p->wakes, seen, limit);
     }
-    atomic_store(&p->asleep, 0);
+    atomic_store(&p->asleep, AWAKE);
 }
 
-static void wake(dtr__progress *p) {
+static void wake(dtr__progress *p, uint32_t from) {
     atomic_fetch_add(&p->wakes, 1);
-    if (atomic_load(&p->asleep) != 0) {
+    if (atomic_load(&p->asleep) >= from) {
         syscall(SYS_futex, &p->wakes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
     }
 }
 
 void dtr__progress_wake(dtr_world *world) {
     if (world->progress->has_thread) {
-        wake(world->progress);
+        wake(world->progress, NAPPING);
+    }
+}
+
+void dtr__progress_wake_soon(dtr_world *world) {
+    if (world->progress->has_thread) {
+        wake(world->progress, ASLEEP);
     }
 }
 
@@ -164,14 +176,17 @@ static void *thread_main(void *arg) {
     dtr__progress *p = world->progress;
     dtr__backoff backoff = { 0 };
     uint64_t beats = 0;
+    int dozes = 0;
     thread_of = p;
     dtr__inside_at = &p->inside;
     while (!atomic_load(&p->stop)) {
         uint32_t seen = atomic_load(&p->wakes);
         int moved = poll_list(p, &beats);
         if (moved == DTR__POLL_IDLE) {
-            sleep_until_wake(p, seen, NULL);
+            const struct timespec doze = { 0, DOZE_NS << dozes };
+            sleep_until_wake(p, seen, dozes < DOZES ? &doze : NULL);
         }
+        dozes = moved != DTR__POLL_IDLE ? 0 : dozes + (dozes < DOZES);
         if (moved != DTR__POLL_WAITING) {
             backoff = (dtr__backoff){ 0 };
         } else if (dtr__backoff_due(world->cpus.spare_cores ? world : NULL, &backoff)) {
@@ -278,7 +293,7 @@ void dtr__progress_close(dtr_world *world) {
     }
     if (p->has_thread) {
         atomic_store(&p->stop, true);
-        wake(p);
+        wake(p, NAPPING);
         if (!p->joined) {
             pthread_join(p->thread, NULL);
         }

@@ -31,6 +31,9 @@ bool dtr__progress_remove(dtr_world *world, dtr__poller *p, double limit_s);
 /* Whether it is the progress thread that is inside p->poll. */
 bool dtr__progress_is_at(dtr_world *world, const dtr__poller *p);
 void dtr__progress_wake(dtr_world *world);
+/* The same where a few milliseconds do not matter, because the caller is likely to wait soon: it
+ * makes no system call unless the thread has been idle for that long. */
+void dtr__progress_wake_soon(dtr_world *world);
 /* Whether there is a thread that moves everything. Below MPI_THREAD_MULTIPLE there is one that
  * serves pollers without MPI only. */
 bool dtr__progress_has_thread(const dtr_world *world);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/private_fd.h"
@@ -92,13 +93,20 @@ END_TEST
 
 enum { GIVERS = 3, GIFTS = 2000 };
 
+/* An idle thread takes a few naps before it sleeps until a wake-up. */
+static const struct timespec until_it_sleeps = { 0, 5000000 };
+static void (*wake_by)(dtr_world *);
+
 static void *give(void *arg) {
     counter *c = arg;
     for (int i = 0; i < GIFTS; i++) {
         atomic_fetch_add(&c->work, 1);
-        dtr__progress_wake(&world);
+        wake_by(&world);
         if (i % 64 == 0) {
             await(&c->work, 0); /* let it fall asleep again and again */
+        }
+        if (i % 256 == 0) {
+            nanosleep(&until_it_sleeps, NULL);
         }
     }
     return NULL;
@@ -106,6 +114,7 @@ static void *give(void *arg) {
 
 /* A lost wake-up would leave the last gift lying, and this test hanging. */
 START_TEST(no_wake_is_lost) {
+    wake_by = _i == 0 ? dtr__progress_wake : dtr__progress_wake_soon;
     open_parts("1", "64");
     ck_assert(dtr__progress_has_thread(&world));
     ck_assert(!dtr__progress_in_thread(&world));
@@ -131,26 +140,28 @@ END_TEST
 
 /* Work handed out after this poller has been asked, before the thread sleeps. */
 static int poll_too_early(dtr__poller *p) {
+    enum { IDLE = 6 }; /* looks in vain, after the last of which it sleeps until a wake-up */
     counter *c = (counter *)p;
     int before = atomic_fetch_add(&c->polls, 1);
-    if (before >= 20) {
+    if (before > 10 * (IDLE + 1)) {
         return DTR__POLL_IDLE;
     }
-    if (before % 2 == 0) {
-        atomic_fetch_add(&c->work, 1);
-        dtr__progress_wake(&world);
-        return DTR__POLL_IDLE;
+    if (before % (IDLE + 1) == 0) {
+        atomic_fetch_add(&c->done, 1);
+        return DTR__POLL_MOVED;
     }
-    atomic_fetch_sub(&c->work, 1);
-    atomic_fetch_add(&c->done, 1);
-    return DTR__POLL_MOVED;
+    if (before % (IDLE + 1) == IDLE) {
+        wake_by(&world);
+    }
+    return DTR__POLL_IDLE;
 }
 
 START_TEST(wake_between_poll_and_sleep) {
+    wake_by = _i == 0 ? dtr__progress_wake : dtr__progress_wake_soon;
     open_parts("1", "64");
     counter c = { .poller.poll = poll_too_early };
     dtr__progress_add(&world, &c.poller);
-    await(&c.done, 10);
+    await(&c.done, 11);
     dtr__progress_remove(&world, &c.poller, INFINITY);
     close_parts();
 }
@@ -433,8 +444,8 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = tcase_create("progress");
     tcase_add_test(tc, naps);
-    tcase_add_test(tc, no_wake_is_lost);
-    tcase_add_test(tc, wake_between_poll_and_sleep);
+    tcase_add_loop_test(tc, no_wake_is_lost, 0, 2);
+    tcase_add_loop_test(tc, wake_between_poll_and_sleep, 0, 2);
     tcase_add_test(tc, without_thread_the_caller_polls);
     tcase_add_test(tc, remove_waits_for_those_inside);
     tcase_add_test(tc, thread_is_named_and_takes_no_signals);

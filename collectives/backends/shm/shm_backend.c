@@ -275,5 +275,6 @@ const dtr__backend dtr__backend_shm = {
     .fast_path_accept = dtr__shm_fast_path_accept,
     .fast_path_start = dtr__shm_fast_path_start,
     .fast_path_poll = dtr__shm_fast_path_poll,
+    .fast_path_message = dtr__shm_fast_path_message,
     .fast_path_to_work = dtr__shm_fast_path_to_work,
 };

@@ -263,13 +263,13 @@ bool dtr__shm_p2p_fast_accept(const dtr__shm_state *s, const dtr__call *c) {
     dtr_p2p single;
     size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && s->p2p != NULL; i++) {
         if (ops[i].buf.count * dtr_dtype_size(ops[i].buf.dtype) > s->p2p->short_max ||
             (n > 1 && ops[i].peer == DTR_ANY_SOURCE)) {
             return false;
         }
     }
-    return n <= DTR__P2P_SET_MOST;
+    return n <= DTR__P2P_SET_MOST && s->p2p != NULL;
 }
 
 static size_t bytes_of(const dtr_p2p *op) {
@@ -361,6 +361,23 @@ int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__cal
         p->pending &= ~((uint32_t)found << i);
     }
     return p->pending == 0;
+}
+
+/* Earlier sends may wait for space in the ring, earlier receives for what is in it. */
+int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__call *c) {
+    dtr__shm_state *s = state;
+    dtr__shm_p2p *p = s->p2p;
+    const dtr_p2p op = { .is_send = c->kind == DTR__K_SEND,
+                         .buf = dtr_cpu(c->out, c->in_count, c->dtype),
+                         .peer = c->root,
+                         .tag = c->tag };
+    if (op.is_send
+            ? p->out[op.peer].queue.head == NULL && send_now(p, c, &op)
+            : p->early == NULL && p->posted.head == NULL && receive_now(g, s, &op, op.peer) > 0) {
+        return 1;
+    }
+    p->pending = 1;
+    return p->pool.n_idle > 0 ? 0 : -1;
 }
 
 void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *w) {

@@ -168,6 +168,7 @@ void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_p2p_fast_accept(const dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which);
 int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__call *c);
 void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *w);
 
 #endif /* DTR_SHM_P2P_H */

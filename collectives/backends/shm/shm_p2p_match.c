@@ -166,7 +166,9 @@ dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer) {
     dtr__shm_in *in = &p->in[peer];
     const dtr__shm_cell *cell;
     uint64_t until = in->taken + FETCH_MOST / DTR__SHM_LINE;
-    while (in->taken < until && (cell = dtr__shm_cell_next(g, s, peer)) != NULL) {
+    /* Once nothing is asked for the rest is left to the next receive, which need not look aside. */
+    for (bool last = false;
+         !last && in->taken < until && (cell = dtr__shm_cell_next(g, s, peer)) != NULL;) {
         dtr__shm_cell_kind kind = dtr__shm_cell_kind_of(cell);
         dtr__shm_msg *m = kind == DTR__SHM_PIECE ? NULL : wanted_by(p, peer, cell->tag);
         if (kind == DTR__SHM_PIECE) {
@@ -176,6 +178,7 @@ dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer) {
         } else {
             dtr__shm_unpost(&p->posted, m);
             deliver(p, m, peer, cell, kind == DTR__SHM_SHORT);
+            last = p->posted.head == NULL;
         }
         dtr__shm_cell_taken(p, in, cell);
     }
