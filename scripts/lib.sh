@@ -110,6 +110,24 @@ dtr_apt() { # dtr_apt [sudo -n]
     rm -f "$log"
 }
 
+# Make a virtual environment with packages from PyPI in a cache folder where there is none yet, or end with 77 and the reason. Paths
+# in it are its own, so it is made in place, and one that was not finished has no mark.
+dtr_venv() { # dtr_venv FOLDER PACKAGE...
+    local folder=$1 why
+    shift
+    [ ! -f "$folder/whole" ] || return 0
+    rm -rf "$folder"
+    mkdir -p "$(dirname "$folder")"
+    if ! why=$(python3 -m venv "$folder" 2>&1); then
+        why="python3 -m venv fails (Debian package python3-venv)"
+    elif why=$("$folder/bin/pip" install -q --no-cache-dir --disable-pip-version-check "$@" 2>&1); then
+        touch "$folder/whole"
+        return 0
+    fi
+    rm -rf "$folder"
+    dtr_die 77 "skipped: no $*: $(tail -n 1 <<<"$why")"
+}
+
 # ---- configure and build ------------------------------------------------------------------------
 
 # Build folder of a preset and an MPI: "default", "openmpi", "mpich", or one of scripts/testbed/mpi-venv ("openmpi-5").
