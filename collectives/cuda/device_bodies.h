@@ -106,7 +106,7 @@ DTR__BODY void dtr__body_fill(const dtr__kernel_args *a, uint64_t tid, uint64_t 
     uint64_t end = a->head + 16 * a->groups;
     for (uint64_t i = tid; i < a->head + (a->n - end); i += threads) {
         uint64_t at = i < a->head ? i : end + (i - a->head), k = (at - a->head) & 15;
-        y[at] = (unsigned char)(a->pattern[k >> 3] >> (8 * (k & 7)));
+        y[at] = (unsigned char)((k & 8 ? a->pattern[1] : a->pattern[0]) >> (8 * (k & 7)));
     }
 }
 
@@ -417,7 +417,7 @@ DTR__BODY void dtr__part_bytes(const dtr__part *p, double alpha, unsigned lane) 
     const unsigned words = p->aligned ? p->count / 16 : 0;
     (void)alpha;
     DTR__UNROLL_4
-    for (unsigned i = lane; i < words; i += DTR__KERNEL_THREADS) {
+    for (uint64_t i = lane; i < words; i += DTR__KERNEL_THREADS) {
         ((dtr__words *)y)[i] = ((const dtr__words *)x)[i];
     }
     DTR__UNROLL_1

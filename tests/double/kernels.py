@@ -1,65 +1,36 @@
 """Static checks of the kernels, which need nvcc and no GPU: no register is spilled, nothing is kept in local memory, and every
-kernel that moves data reads and writes 16 bytes at a time, in PTX and, where nvdisasm or cuobjdump is found, in the machine's
-code. Every .cu of the layers is looked at, and a file with a bad kernel of each kind is, to see that it is found.
+kernel that moves data reads and writes 16 bytes at a time in PTX; machine_code.py looks at the machine's code. Every .cu of the
+layers is looked at, and a file with a bad kernel of each kind is, to see that it is found.
 
 Usage: kernels.py NVCC TREE BAD.cu
 """
 import glob
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 
+from kernel_rules import output, widths
+
 nvcc, tree, bad = sys.argv[1:]
 LAYERS = ("runtime", "collectives", "tensor", "ddp")
-# Write one number each; largest_ also reads one by one, and so does factor_orthogonal, whose columns are short and cached.
-ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_", "factor_left", "factor_orthogonal")
-ONE_BY_ONE = ("fill", "largest_", "factor_orthogonal")
 PTX = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
-SASS = {"ld": re.compile(r"\bLDG\.E\.(\w+\.)*128"), "st": re.compile(r"\bSTG\.E\.(\w+\.)*128")}
-WORD = {"ld": "load", "st": "store"}
-
-
-def output(command):
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        sys.exit("%s fails:\n%s" % (command[0], run.stderr))
-    return run.stdout, run.stderr
-
-
-def disassembler():
-    """The command for a cubin, [] where the toolkit has none."""
-    for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-sass")):
-        path = shutil.which(tool) or os.path.join(os.path.dirname(os.path.realpath(nvcc)), tool)
-        if os.path.exists(path):
-            return [path, option]
-    return []
 
 
 def compile_all(source):
-    """What ptxas says, PTX, and the machine's code or ""."""
+    """What ptxas says, and PTX."""
     flags = [nvcc, "-arch=sm_90", "-fmad=false", "-I" + os.path.join(tree, "collectives")]
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = os.path.join(folder, "kernels.cubin"), os.path.join(folder, "kernels.ptx")
         _, report = output(flags + ["-cubin", "-Xptxas", "-v", "-o", cubin, source])
         output(flags + ["-ptx", "-o", ptx, source])
         with open(ptx, encoding="utf-8") as text:
-            return report, text.read(), output(disassembler() + [cubin])[0] if disassembler() else ""
-
-
-def widths(kernels, wide, where):
-    for name, text in sorted(kernels.items()):
-        if not name.startswith(ONE_BY_ONE) and not wide["ld"].search(text):
-            yield "%s has no load of 16 bytes in %s" % (name, where)
-        if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
-            yield "%s has no store of 16 bytes in %s" % (name, where)
+            return report, text.read()
 
 
 def check(source):
     """(number of kernels, what is wrong with them)."""
-    report, ptx, sass = compile_all(source)
+    report, ptx = compile_all(source)
     problems = []
     spills = re.findall(r"properties for (\w+)\n +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
                         report)
@@ -72,11 +43,6 @@ def check(source):
             problems.append("%s copies its table of stretches to local memory: see nvcc -Xptxas -v" % name)
     kernels = dict(re.findall(r"\.entry dtr_kernel_(\w+)\((.*?)\n}", ptx, re.S))
     problems += widths(kernels, PTX, "PTX")
-    if sass:
-        code = dict(re.findall(r"\.text\.dtr_kernel_(\w+):(.*?)(?=\n\.text\.|\Z)", sass, re.S)
-                    or re.findall(r"Function : dtr_kernel_(\w+)(.*?)(?=Function :|\Z)", sass, re.S))
-        problems += ["no code found for some kernels: is the check broken?"] if set(code) != set(kernels) else []
-        problems += widths(code, SASS, "machine code")
     return len(kernels), ["%s: %s" % (os.path.relpath(source, tree), problem) for problem in problems]
 
 
@@ -92,4 +58,4 @@ for text in ("narrow has no load", "narrow has no store", "dtr_kernel_spilling s
         wrong.append("a bad kernel is not found (%s); of %s the check says:\n%s" % (text, bad, said))
 if wrong:
     sys.exit("\n".join(wrong))
-print("%d kernels: no spills, accesses of 16 bytes in PTX%s" % (found, " and machine code" if disassembler() else ""))
+print("%d kernels: no spills, accesses of 16 bytes in PTX" % found)

@@ -1,0 +1,23 @@
+"""What every kernel of the library must be like, whether its PTX is looked at or the machine's code."""
+import subprocess
+import sys
+
+# Write one number each; largest_ also reads one by one, and so does factor_orthogonal, whose columns are short and cached.
+ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_", "factor_left", "factor_orthogonal")
+ONE_BY_ONE = ("fill", "largest_", "factor_orthogonal")
+
+
+def output(command, **more):
+    run = subprocess.run(command, capture_output=True, text=True, check=False, **more)
+    if run.returncode != 0:
+        sys.exit("%s fails:\n%s" % (command[0], run.stderr))
+    return run.stdout, run.stderr
+
+
+def widths(kernels, wide, where):
+    """What is wrong with {name: text}; wide: the patterns of a load and a store of 16 bytes."""
+    for name, text in sorted(kernels.items()):
+        if not name.startswith(ONE_BY_ONE) and not wide["ld"].search(text):
+            yield "%s has no load of 16 bytes in %s" % (name, where)
+        if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
+            yield "%s has no store of 16 bytes in %s" % (name, where)
