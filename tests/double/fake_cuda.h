@@ -75,6 +75,10 @@ DTR_FAKE_API size_t
 dtr_fake_cuda_live(const char *what /* "device", "pinned", "stream", "event" */);
 /* Calls so far that have ruined a capture, as a GPU would have done it. */
 DTR_FAKE_API int dtr_fake_cuda_disturbed(void);
+/* Runs a kernel of libdtr_cuda at once, on this thread: as DTR_FAKE_CUDA_PTX has it, or its body in
+ * C. -1: there is none of that name. */
+DTR_FAKE_API int dtr_fake_cuda_run(const char *name, const void *argument, unsigned blocks,
+                                   unsigned threads, int ptx);
 /* Asynchronous copies with pageable memory so far: each makes the host wait. */
 DTR_FAKE_API size_t dtr_fake_cuda_hidden_syncs(void);
 

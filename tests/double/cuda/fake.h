@@ -29,6 +29,7 @@ typedef struct fake_settings {
     int capability; /* 90 for 9.0 */
     size_t memory;
     char uuid[64];
+    char ptx[512]; /* the library with the kernels' PTX; "": their bodies in C run */
     bool strict;
     unsigned delay_us, seed;
     double cost_bytes_per_s, cost_latency_s;
@@ -62,6 +63,8 @@ typedef enum fake_class { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_class;
 /* Where an address lies; `device` gets the owner of device memory. */
 fake_class fake_classify(const void *p, int *device);
 size_t fake_blocks(bool pinned, bool print); /* live ones */
+/* The block, pinned ones too, that holds an address or ends there, and where the memory is. */
+bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias);
 
 /* ---- streams (fake_stream.c) ---- */
 
@@ -109,5 +112,14 @@ typedef struct fake_kernel {
     void (*body)(const void *argument, unsigned tid, unsigned n_threads);
 } fake_kernel;
 const fake_kernel *fake_kernel_named(const char *name);
+
+/* ---- kernels as nvcc compiles them (fake_ptx.c) ---- */
+
+struct ptx_kernel;
+/* What PTX says the kernel does; NULL: the setting does not ask for it, or it is of another object
+ * than libdtr_cuda. */
+const struct ptx_kernel *fake_ptx_named(const char *name);
+void fake_ptx_run(const struct ptx_kernel *k, const void *argument, unsigned blocks,
+                  unsigned threads);
 
 #endif /* DTR_FAKE_H */

@@ -97,16 +97,37 @@ API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, v
 
 typedef struct launch {
     const fake_kernel *kernel;
-    unsigned n_threads;
+    const struct ptx_kernel *ptx; /* NULL: the body in C runs */
+    unsigned blocks, threads;
     _Alignas(16) char argument[];
 } launch;
 
+static void run(const fake_kernel *k, const struct ptx_kernel *ptx, const void *argument,
+                unsigned blocks, unsigned threads) {
+    if (ptx != NULL) {
+        fake_ptx_run(ptx, argument, blocks, threads);
+        return;
+    }
+    for (unsigned tid = 0; tid < blocks * threads; tid++) {
+        k->body(argument, tid, blocks * threads);
+    }
+}
+
 static void run_kernel(void *arg) {
     launch *l = arg;
-    for (unsigned tid = 0; tid < l->n_threads; tid++) {
-        l->kernel->body(l->argument, tid, l->n_threads);
-    }
+    run(l->kernel, l->ptx, l->argument, l->blocks, l->threads);
     free(l);
+}
+
+API int dtr_fake_cuda_run(const char *name, const void *argument, unsigned blocks, unsigned threads,
+                          int ptx) {
+    const fake_kernel *k = fake_kernel_named(name);
+    const struct ptx_kernel *p = ptx ? fake_ptx_named(name) : NULL;
+    if (k == NULL || (ptx && p == NULL)) {
+        return -1;
+    }
+    run(k, p, argument, blocks, threads);
+    return 0;
 }
 
 static const char *name_of(const void *host) {
@@ -192,7 +213,9 @@ API cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void *
         return fake_result(cudaErrorMemoryAllocation);
     }
     l->kernel = k;
-    l->n_threads = grid.x * grid.y * grid.z * block.x * block.y * block.z;
+    l->ptx = fake_ptx_named(name);
+    l->blocks = grid.x * grid.y * grid.z;
+    l->threads = block.x * block.y * block.z;
     memcpy(l->argument, args[0], k->nbytes);
     return fake_push(s, k->name, run_kernel, l, sizeof *l + k->nbytes);
 }

@@ -86,6 +86,18 @@ void *fake_touch(const void *p) {
     return (void *)(uintptr_t)p;
 }
 
+bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias) {
+    fake_lock(&lock);
+    const block *b = find(p, 0);
+    if (b != NULL) {
+        *begin = b->at;
+        *nbytes = b->nbytes;
+        *alias = b->device < 0 ? b->at : aliases + (b->at - devices);
+    }
+    fake_unlock(&lock);
+    return b != NULL;
+}
+
 API void *dtr_fake_cuda_host(const void *dev, size_t nbytes) {
     if (!on_device(dev)) {
         return NULL;

@@ -84,6 +84,16 @@ static void read_cost(void) {
     settings.cost_latency_s = latency_us * 1e-6;
 }
 
+/* DTR_FAKE_CUDA_PTX: 0, 1 for the PTX that libdtr_cuda has, another architecture, or a file. */
+static void read_ptx(void) {
+    const char *text = getenv("DTR_FAKE_CUDA_PTX");
+    if (text == NULL || *text == '\0' || strcmp(text, "0") == 0) {
+        return;
+    }
+    const bool file = strchr(text, '/') != NULL, first = strcmp(text, "1") == 0;
+    snprintf(settings.ptx, sizeof settings.ptx, file ? "%s" : "libptx%s.so", first ? "" : text);
+}
+
 static void read_all(void) {
     settings = (fake_settings){ .n_devices = (int)number("DTR_FAKE_CUDA_NDEV", 1),
                                 .driver = (int)number("DTR_FAKE_CUDA_DRIVER", CUDART_VERSION),
@@ -100,6 +110,7 @@ static void read_all(void) {
     read_faults("DTR_FAKE_CUDA_ERR", true);
     read_faults("DTR_FAKE_CUDA_HANG", false);
     read_cost();
+    read_ptx();
     if (settings.delay_us > 0) {
         fprintf(stderr, "stand-in CUDA: random delays up to %u us, DTR_FAKE_CUDA_SEED=%u\n",
                 settings.delay_us, settings.seed);
