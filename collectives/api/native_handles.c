@@ -45,7 +45,7 @@ static dtr_status make_comm(dtr_group *g, const char *entry, void *return_addres
     dtr_status s = code == MPI_SUCCESS
                        ? DTR_OK
                        : dtr__error_mpi(&ctx, code, "MPI_Comm_dup", __FILE__, __LINE__);
-    s = dtr__agree_status(g->world, g->comm, s, entry);
+    s = dtr__agree_status(dtr__members_of_group(g), s, entry);
     if (s < 0 && dup != MPI_COMM_NULL) {
         dtr__mpi_keep(g->world, &dup);
     }

@@ -67,6 +67,14 @@ void dtr__group_set_limits(dtr_group *g, double cpu_s, double cuda_s) {
     g->limit_ns = cpu_s < 1e9 ? (int64_t)(cpu_s * 1e9) : 0;
 }
 
+dtr__members dtr__members_of_group(const dtr_group *g) {
+    dtr__members m = dtr__members_of(g->world);
+    m.comm = g->comm;
+    m.rank = g->rank;
+    m.size = g->size;
+    return m;
+}
+
 bool dtr__group_retire_comm(dtr_group *g, MPI_Comm *comm) {
     enum { MOST = sizeof g->release.retired->comm / sizeof g->release.retired->comm[0] };
     if (g->release.retired == NULL || g->release.retired->n == MOST) {

@@ -144,6 +144,9 @@ static inline dtr_op dtr__kernel_op(const dtr_group *g, const dtr__call *c) {
     return dtr__is_reproducible(g, c) ? (dtr_op)((unsigned)c->op | DTR__EXACT) : c->op;
 }
 
+/* Of the members, while something of the group is made. */
+dtr__members dtr__members_of_group(const dtr_group *g);
+
 static inline bool dtr__group_is_world(const dtr_group *g) {
     return g->uid == DTR__WORLD_UID;
 }

@@ -104,13 +104,13 @@ static void choose_default(dtr_world *world, const dtr__gpus *t) {
 }
 
 /* Whether none can use CUDA and all say the same of it: then nobody needs to know more. */
-static int find_alike(const dtr_world *world, const dtr__gpu_rank *own, bool *alike) {
+static dtr_status find_alike(const dtr_world *world, const dtr__gpu_rank *own, bool *alike) {
     const uint64_t why = hash(1, own->why);
     const uint64_t mine[3] = { why, ~why, own->usable == 0 };
     uint64_t least[3] = { 0 };
-    int code = MPI_Allreduce(mine, least, 3, MPI_UINT64_T, MPI_MIN, world->mpi.comm);
-    *alike = code == MPI_SUCCESS && least[2] != 0 && least[0] == ~least[1];
-    return code;
+    DTR_TRY(dtr__exchange_min(dtr__members_of(world), mine, least, 3));
+    *alike = least[2] != 0 && least[0] == ~least[1];
+    return DTR_OK;
 }
 
 dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
@@ -118,26 +118,20 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
     dtr__gpu_rank own = { 0 };
     bool alike = false;
     describe_own(world, &own);
-    int code = find_alike(world, &own, &alike);
-    if (code != MPI_SUCCESS) {
-        return dtr__error_mpi(&ctx, code, "MPI_Allreduce", __FILE__, __LINE__);
-    }
+    DTR_TRY(find_alike(world, &own, &alike));
     const size_t n = alike ? 1 : (size_t)world->size;
     dtr__gpus *t = calloc(1, sizeof *t + n * sizeof t->rank[0]);
     dtr_status s =
         t == NULL ? DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the GPUs of %d ranks", world->size)
                   : DTR_OK;
-    s = dtr__agree_status(world, world->mpi.comm, s, "world creation");
+    s = dtr__agree_status(dtr__members_of(world), s, "world creation");
     if (s == DTR_OK && t != NULL) {
         t->size = world->size;
         t->alike = alike;
         t->rank[0] = own;
     }
     if (s == DTR_OK && t != NULL && !alike) {
-        code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, t->rank, (int)sizeof own, MPI_BYTE,
-                             world->mpi.comm);
-        s = code == MPI_SUCCESS ? DTR_OK
-                                : dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+        s = dtr__exchange_allgather(dtr__members_of(world), &own, t->rank, sizeof own);
     }
     if (s < 0 || t == NULL) {
         free(t);
@@ -248,14 +242,11 @@ static dtr_status find_shared(dtr_group *g, char *why, size_t cap, bool *shared)
         s = DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for the devices of %d ranks", g->size);
     }
     dtr__mpi_lock(g->world);
-    s = dtr__agree_status(g->world, g->comm, s, "setting up NCCL");
-    int code = s == DTR_OK && devices != NULL
-                   ? MPI_Allgather(&own, 1, MPI_INT, devices, 1, MPI_INT, g->comm)
-                   : MPI_SUCCESS;
-    dtr__mpi_unlock(g->world);
-    if (code != MPI_SUCCESS) {
-        s = dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+    s = dtr__agree_status(dtr__members_of_group(g), s, "setting up NCCL");
+    if (s == DTR_OK && devices != NULL) {
+        s = dtr__exchange_allgather(dtr__members_of_group(g), &own, devices, sizeof own);
     }
+    dtr__mpi_unlock(g->world);
     *shared =
         s == DTR_OK && devices != NULL && seat != NULL && shared_gpu(g, devices, seat, why, cap);
     free(devices);

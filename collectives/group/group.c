@@ -151,7 +151,7 @@ static dtr_status open_backends(dtr_group *g, int *n) {
             dtr_status mine = s;
             snprintf(what, sizeof what, "opening backend %s", g->backends.table[*n]->name);
             dtr__mpi_lock(g->world);
-            s = dtr__agree_status(g->world, g->comm, s, what);
+            s = dtr__agree_status(dtr__members_of_group(g), s, what);
             if (s < 0 && mine >= 0 && g->backends.table[*n]->close != NULL) {
                 g->backends.table[*n]->close(g, g->backends.state[*n]);
             }

@@ -54,7 +54,7 @@ static dtr_status connect_own(dtr_world *world, dtr_group *own) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create", .group = "world" };
     DTR_MPI(&ctx, MPI_Comm_dup(world->mpi.comm, &own->comm));
     dtr_status s = dtr__group_connect(own);
-    dtr_status agreed = dtr__agree_status(world, world->mpi.comm, s, "world creation");
+    dtr_status agreed = dtr__agree_status(dtr__members_of(world), s, "world creation");
     if (agreed < 0) {
         if (s >= 0) {
             (void)dtr__group_disconnect(own, true, own->timeout_s);
@@ -162,7 +162,7 @@ static dtr_status open_blocks(dtr_world *world, dtr__groups *gs) {
 /* A device that the program named is set up with the world: what is wrong with it shows here. */
 static dtr_status connect_own_device(dtr_world *world, dtr_group *own) {
     dtr_status s = dtr__devices_eager(own) ? dtr__nccl_ready(own, own->device.index) : DTR_OK;
-    return dtr__agree_status(world, world->mpi.comm, s, "world creation");
+    return dtr__agree_status(dtr__members_of(world), s, "world creation");
 }
 
 dtr_status dtr__groups_open(dtr_world *world) {
@@ -170,7 +170,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr_group *own = NULL;
     dtr_status s = DTR_OK;
     uint64_t epoch = own_epoch();
-    DTR_MPI(&ctx, MPI_Bcast(&epoch, 1, MPI_UINT64_T, 0, world->mpi.comm));
+    DTR_TRY(dtr__exchange_broadcast(dtr__members_of(world), &epoch, sizeof epoch, 0));
     dtr__gpus *gpus = NULL;
     DTR_TRY(dtr__gpus_open(world, &gpus));
     world->groups = new_groups();
@@ -186,7 +186,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
     if (s >= 0) {
         s = open_messages(world, world->groups, epoch);
     }
-    s = dtr__agree_status(world, world->mpi.comm, s, "world creation");
+    s = dtr__agree_status(dtr__members_of(world), s, "world creation");
     if (s >= 0) {
         world->groups->own = own; /* backends and engine may ask for it */
         s = connect_own(world, own);
@@ -202,7 +202,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
     dtr__group_list(own);
     dtr__rec_phase(world, DTR__PHASE_RUNNING);
     s = dtr__agree_status(
-        world, world->mpi.comm,
+        dtr__members_of(world),
         dtr__watchdog_start(world, dtr__peer_ended, dtr__peer_reported, dtr__stall_watch_round),
         "world creation");
     if (s >= 0 && dtr__gpus_all_named(gpus)) {

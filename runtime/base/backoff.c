@@ -6,6 +6,7 @@
 
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "base/exchange.h"
 #include "base/world.h"
 
 enum {
@@ -75,9 +76,7 @@ static bool mpi_yields(void) {
 }
 
 dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
-    dtr__error_context ctx = { .world = world };
     cpu_set_t mine, all, *sets = scratch;
-    const int nbytes = (int)sizeof mine;
     CPU_ZERO(&mine);
     world->cpus.n = 1;
     if (sched_getaffinity(0, sizeof mine, &mine) == 0) { /* fails on more than 1024 CPUs */
@@ -85,8 +84,7 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     } else {
         memset(&mine, 0xff, sizeof mine);
     }
-    DTR_MPI(&ctx,
-            MPI_Allgather(&mine, nbytes, MPI_BYTE, sets, nbytes, MPI_BYTE, world->mpi.node_comm));
+    DTR_TRY(dtr__exchange_allgather(dtr__members_of_node(world), &mine, sets, sizeof mine));
     CPU_ZERO(&all);
     for (int i = 0; i < world->local_size; i++) {
         CPU_OR(&all, &all, &sets[i]);

@@ -1,9 +1,7 @@
-/* MPI as a resource of the process: who initialised it, how many worlds use it, and how the ranks
- * of a communicator agree on a status.
+/* MPI as a resource of the process: who initialised it, how many worlds use it, and communicators.
  *
  * That MPI can be initialised and finalised only once per process is MPI's rule, so this is the one
  * place with process-wide state. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,39 +190,4 @@ dtr_status dtr__mpi_await_all(MPI_Comm comm, double limit_s) {
         DTR_TRY(await(&request, limit_s, rank, size));
     }
     return DTR_OK;
-}
-
-/* ---- agreement ---- */
-
-typedef struct outcome {
-    int status, world_rank;
-    char host[64], text[1024];
-} outcome;
-
-dtr_status dtr__agree_status(const dtr_world *world, MPI_Comm comm, dtr_status mine,
-                             const char *what) {
-    dtr__error_context ctx = { .world = world };
-    int rank, size;
-    DTR_MPI(&ctx, MPI_Comm_rank(comm, &rank));
-    DTR_MPI(&ctx, MPI_Comm_size(comm, &size));
-    int failing = mine < 0 ? rank : size, first = size;
-    DTR_MPI(&ctx, MPI_Allreduce(&failing, &first, 1, MPI_INT, MPI_MIN, comm));
-    if (first == size) {
-        return mine;
-    }
-    outcome v = { 0 };
-    if (first == rank) {
-        dtr_error e = DTR_ERROR_INIT;
-        dtr_last_error(&e);
-        v.status = mine;
-        v.world_rank = world != NULL ? world->rank : rank;
-        snprintf(v.host, sizeof v.host, "%s", e.host);
-        snprintf(v.text, sizeof v.text, "%s", e.message);
-    }
-    DTR_MPI(&ctx, MPI_Bcast(&v, (int)sizeof v, MPI_BYTE, first, comm));
-    if (mine < 0) {
-        return mine;
-    }
-    return DTR_FAIL(&ctx, DTR_ERR_REMOTE, "%s failed on rank %d (host %s) with %s: %s", what,
-                    v.world_rank, v.host, dtr_status_name((dtr_status)v.status), v.text);
 }

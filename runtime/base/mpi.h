@@ -1,5 +1,4 @@
-/* MPI as a resource of the process: who initialises it, who ends it, and how the ranks of a
- * communicator agree on a status. */
+/* MPI as a resource of the process: who initialises it, and who ends it. */
 #ifndef DTR_RT_BASE_MPI_H
 #define DTR_RT_BASE_MPI_H
 
@@ -28,12 +27,5 @@ int dtr__mpi_free(MPI_Comm *comm);
 bool dtr__mpi_peer_died(int code);
 /* After it: a rank can ask for messages from any rank again. False where that is not why. */
 bool dtr__mpi_acknowledge(MPI_Comm comm, int code);
-
-/* All ranks of `comm` agree on one status: when any rank has a negative one, it keeps its own and
- * every other rank returns DTR_ERR_REMOTE naming the lowest failing rank with its status and text.
- * Blocking allreduce+broadcast: only where all ranks of comm are known to come (world and group
- * creation). `what` names the creation in the message. */
-dtr_status dtr__agree_status(const dtr_world *world, MPI_Comm comm, dtr_status mine,
-                             const char *what);
 
 #endif /* DTR_RT_BASE_MPI_H */

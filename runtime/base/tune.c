@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/exchange.h"
 #include "base/log.h"
 #include "base/world.h"
 
@@ -348,7 +349,6 @@ static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
 }
 
 dtr_status dtr__tune_open(dtr_world *world) {
-    dtr__error_context ctx = { .world = world };
     dtr_status s = DTR_OK;
     dtr__tune_defaults(&world->tune);
     if (world->local_rank == 0) {
@@ -359,7 +359,7 @@ dtr_status dtr__tune_open(dtr_world *world) {
         s = read_settings(world, &world->tune);
         world->tune = s == DTR_OK ? world->tune : found;
     }
-    DTR_MPI(&ctx,
-            MPI_Bcast(&world->tune, (int)sizeof world->tune, MPI_BYTE, 0, world->mpi.node_comm));
+    DTR_TRY(
+        dtr__exchange_broadcast(dtr__members_of_node(world), &world->tune, sizeof world->tune, 0));
     return s;
 }

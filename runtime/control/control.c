@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/exchange.h"
 #include "base/private_fd.h"
 #include "control_internal.h"
 #include "memory/arena.h"
@@ -130,10 +131,10 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
 }
 
 /* Collective over the node: where all have a board that the others can see, they share them. */
-static int share_boards(dtr_world *world, dtr__control *c) {
+static dtr_status share_boards(dtr_world *world, dtr__control *c) {
     size_t nbytes = dtr__board_bytes(world->size, world->node_count);
-    int code = MPI_SUCCESS;
-    void *const *each = dtr__arena_share(world, nbytes, &code);
+    dtr_status s = DTR_OK;
+    void *const *each = dtr__arena_share(world, nbytes, &s);
     c->alone = each == NULL;
     c->board = each == NULL ? calloc(1, nbytes) : each[world->local_rank];
     if (c->board != NULL) {
@@ -142,7 +143,7 @@ static int share_boards(dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size && each != NULL; i++) {
         c->boards[i] = i != world->local_rank ? each[i] : NULL;
     }
-    return code;
+    return s;
 }
 
 static bool is_same_place(const location *a, const location *b) {
@@ -172,15 +173,11 @@ static void keep_offers(const dtr_world *world, dtr__control *c) {
 }
 
 /* Everybody learns where everybody is, and the key by which they know each other. */
-static int exchange(dtr_world *world, dtr__control *c, const introduction *mine) {
-    const int nbytes = (int)sizeof *mine;
-    int code = MPI_Bcast(c->key, DTR__KEY_BYTES, MPI_BYTE, 0, world->mpi.comm);
-    if (code == MPI_SUCCESS) {
-        code =
-            MPI_Allgather(mine, nbytes, MPI_BYTE, c->received, nbytes, MPI_BYTE, world->mpi.comm);
-        keep_offers(world, c);
-    }
-    return code == MPI_SUCCESS ? share_boards(world, c) : code;
+static dtr_status exchange(dtr_world *world, dtr__control *c, const introduction *mine) {
+    DTR_TRY(dtr__exchange_broadcast(dtr__members_of(world), c->key, DTR__KEY_BYTES, 0));
+    DTR_TRY(dtr__exchange_allgather(dtr__members_of(world), mine, c->received, sizeof *mine));
+    keep_offers(world, c);
+    return share_boards(world, c);
 }
 
 /* How ranks prove who they are: alike on all, which is decided over MPI and so by nobody else. */
@@ -237,11 +234,8 @@ dtr_status dtr__control_open(dtr_world *world) {
                        ? DTR_FAIL(&ctx, DTR_ERR_NOMEM,
                                   "no memory for the control plane of %d ranks", world->size)
                        : DTR_OK;
-    DTR_TRY(dtr__agree_status(world, world->mpi.comm, s, "world creation"));
-    int code = exchange(world, c, &mine);
-    if (code != MPI_SUCCESS) {
-        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
-    }
+    DTR_TRY(dtr__agree_status(dtr__members_of(world), s, "world creation"));
+    DTR_TRY(exchange(world, c, &mine));
     DTR_REQUIRE(c->board != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
                 world->size);
     judge(world, c, why);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/exchange.h"
 #include "base/world.h"
 #include "recorder/recorder.h"
 
@@ -145,16 +146,14 @@ static struct dtr__peers *new_peers(const dtr_world *world) {
 
 dtr_status dtr__peers_open(dtr_world *world) {
     dtr__error_context ctx = { .world = world };
-    const int nbytes = (int)sizeof(offer);
     offer mine, *offers = calloc((size_t)world->local_size, sizeof *offers);
     world->control.peers = new_peers(world);
     fill_offer(world, &mine);
     int able = offers != NULL && world->control.peers != NULL, all = 0;
-    int code = MPI_Allreduce(&able, &all, 1, MPI_INT, MPI_MIN, world->mpi.node_comm);
-    if (code == MPI_SUCCESS && all && able) {
-        code =
-            MPI_Allgather(&mine, nbytes, MPI_BYTE, offers, nbytes, MPI_BYTE, world->mpi.node_comm);
-        for (int i = 0; code == MPI_SUCCESS && i < world->local_size; i++) {
+    dtr_status s = dtr__exchange_min_of(dtr__members_of_node(world), able, &all);
+    if (s == DTR_OK && all && able) {
+        s = dtr__exchange_allgather(dtr__members_of_node(world), &mine, offers, sizeof mine);
+        for (int i = 0; s == DTR_OK && i < world->local_size; i++) {
             if (i != world->local_rank) {
                 find_peer(&world->control.peers->peer[i], &offers[i]);
             }
@@ -163,10 +162,7 @@ dtr_status dtr__peers_open(dtr_world *world) {
     free(offers);
     DTR_REQUIRE(able, &ctx, DTR_ERR_NOMEM, "no memory for the facts of %d ranks of this node",
                 world->local_size);
-    if (code != MPI_SUCCESS) {
-        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
-    }
-    return DTR_OK;
+    return s;
 }
 
 void dtr__peers_close(dtr_world *world) {

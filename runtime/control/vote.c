@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/backoff.h"
+#include "base/exchange.h"
 #include "control_internal.h"
 #include "memory/arena.h"
 #include "progress/progress.h"
@@ -411,10 +412,10 @@ static size_t table_bytes(const dtr_world *world, const dtr__votes *vs) {
 }
 
 dtr_status dtr__votes_open(dtr_world *world) {
-    dtr__error_context ctx = { .world = world };
     dtr__votes *vs = make(world);
-    int code = MPI_SUCCESS, all = 0;
-    void *const *each = dtr__arena_share(world, vs != NULL ? table_bytes(world, vs) : 0, &code);
+    dtr_status s = DTR_OK;
+    int all = 0;
+    void *const *each = dtr__arena_share(world, vs != NULL ? table_bytes(world, vs) : 0, &s);
     if (vs != NULL && each == NULL && world->local_size == 1) {
         vs->table[0] = calloc(1, table_bytes(world, vs));
     }
@@ -429,14 +430,13 @@ dtr_status dtr__votes_open(dtr_world *world) {
     }
     int able = world->control.votes != NULL &&
                (world->node_count == 1 || dtr__control_in_use(world) != NULL);
-    if (code == MPI_SUCCESS) {
-        code = MPI_Allreduce(&able, &all, 1, MPI_INT, MPI_MIN, world->mpi.comm);
+    if (s == DTR_OK) {
+        s = dtr__exchange_min_of(dtr__members_of(world), able, &all);
     }
     if (world->control.votes != NULL) {
         world->control.votes->steps = all;
     }
-    return code == MPI_SUCCESS ? DTR_OK
-                               : dtr__error_mpi(&ctx, code, "MPI_Allreduce", __FILE__, __LINE__);
+    return s;
 }
 
 bool dtr__votes_serve(const dtr_world *world) {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "arena_file.h"
+#include "base/exchange.h"
 #include "base/log.h"
 #include "base/private_fd.h"
 #include "heap.h"
@@ -140,7 +141,6 @@ typedef struct attempt {
 
 /* One try with one way and one size. All ranks of the node make the same tries. */
 static dtr_status attempt_share(dtr_world *world, bool named, int k, offer *offers, attempt *t) {
-    dtr__error_context ctx = { .world = world };
     offer mine = { .pid = (int)getpid(), .fd = -1, .outcome = NO_WAY };
     bool last;
     mine.size = dtr__arena_file_size(world, k, &last);
@@ -154,25 +154,24 @@ static dtr_status attempt_share(dtr_world *world, bool named, int k, offer *offe
         a->fd = dtr__private_fd_end(
             dtr__arena_file_make(&mine, named, world->local_size, t->why, sizeof t->why));
     }
-    int code = MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, offers, (int)sizeof mine, MPI_BYTE,
-                             world->mpi.node_comm);
+    dtr_status s = dtr__exchange_allgather(dtr__members_of_node(world), &mine, offers, sizeof mine);
     t->worst = SHARED;
     t->last_size = true;
-    for (int i = 0; code == MPI_SUCCESS && i < world->local_size; i++) {
+    for (int i = 0; s == DTR_OK && i < world->local_size; i++) {
         t->worst = (outcome)offers[i].outcome < t->worst ? (outcome)offers[i].outcome : t->worst;
         t->last_size = t->last_size && offers[i].last_size;
     }
-    if (code == MPI_SUCCESS && t->worst == SHARED && a != NULL) {
+    if (s == DTR_OK && t->worst == SHARED && a != NULL) {
         int result = map_all(a, offers, t->why, sizeof t->why), worst = NO_WAY;
-        code = MPI_Allreduce(&result, &worst, 1, MPI_INT, MPI_MIN, world->mpi.node_comm);
+        s = dtr__exchange_min_of(dtr__members_of_node(world), result, &worst);
         t->worst = (outcome)worst;
     }
     if (mine.name[0] != '\0') {
         shm_unlink(mine.name); /* all have it, or nobody will */
     }
-    if (code != MPI_SUCCESS) {
+    if (s != DTR_OK) {
         destroy(a);
-        return dtr__error_mpi(&ctx, code, "MPI_Allgather", __FILE__, __LINE__);
+        return s;
     }
     if (t->worst == SHARED) {
         world->memory.arena = a;
@@ -184,11 +183,10 @@ static dtr_status attempt_share(dtr_world *world, bool named, int k, offer *offe
 
 /* Local rank 0 says why, in the words of the first rank that has a reason. */
 static dtr_status warn_none(dtr_world *world, attempt *t) {
-    dtr__error_context ctx = { .world = world };
     int mine = t->why[0] != '\0' ? world->local_rank : world->local_size, first = 0;
-    DTR_MPI(&ctx, MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world->mpi.node_comm));
+    DTR_TRY(dtr__exchange_min_of(dtr__members_of_node(world), mine, &first));
     first = first < world->local_size ? first : 0;
-    DTR_MPI(&ctx, MPI_Bcast(t->why, (int)sizeof t->why, MPI_BYTE, first, world->mpi.node_comm));
+    DTR_TRY(dtr__exchange_broadcast(dtr__members_of_node(world), t->why, sizeof t->why, first));
     if (world->local_rank == 0) {
         DTR_WARN(world,
                  "no node-shared memory on host %s, DTR_MEM_SHARED gives plain memory and "
@@ -201,13 +199,11 @@ static dtr_status warn_none(dtr_world *world, attempt *t) {
 dtr_status dtr__arena_open_ways(dtr_world *world, unsigned ways) {
     offer *offers = calloc((size_t)world->local_size, sizeof *offers);
     int able = offers != NULL, all_able = 0;
-    dtr__error_context ctx = { .world = world };
     attempt t = { .worst = NO_WAY };
-    dtr_status s = DTR_OK;
-    int code = MPI_Allreduce(&able, &all_able, 1, MPI_INT, MPI_MIN, world->mpi.node_comm);
-    if (code != MPI_SUCCESS) {
+    dtr_status s = dtr__exchange_min_of(dtr__members_of_node(world), able, &all_able);
+    if (s != DTR_OK) {
         free(offers);
-        return dtr__error_mpi(&ctx, code, "MPI_Allreduce", __FILE__, __LINE__);
+        return s;
     }
     snprintf(t.why, sizeof t.why, "%s", able ? "" : "no memory");
     for (int named = 0; offers != NULL && all_able && named < 2 && t.worst != SHARED && s == DTR_OK;
@@ -509,9 +505,9 @@ void *dtr__arena_numbered(const dtr_world *world, int local_rank, uint64_t numbe
     return dtr__arena_at(world, local_rank, NUMBERS_AT + offset);
 }
 
-void **dtr__arena_share(dtr_world *world, size_t nbytes, int *mpi_code) {
+void **dtr__arena_share(dtr_world *world, size_t nbytes, dtr_status *s) {
     dtr__arena *a = world->memory.arena;
-    *mpi_code = MPI_SUCCESS;
+    *s = DTR_OK;
     if (a == NULL) { /* then no rank of the node has one */
         return NULL;
     }
@@ -525,11 +521,11 @@ void **dtr__arena_share(dtr_world *world, size_t nbytes, int *mpi_code) {
     if (p != NULL && mine != UINT64_MAX) {
         zero(a, p, mine, nbytes);
     }
-    *mpi_code = MPI_Allgather(&mine, 1, MPI_UINT64_T, a->at, 1, MPI_UINT64_T, world->mpi.node_comm);
-    for (int i = 0; i < a->n && *mpi_code == MPI_SUCCESS; i++) {
+    *s = dtr__exchange_allgather(dtr__members_of_node(world), &mine, a->at, sizeof mine);
+    for (int i = 0; i < a->n && *s == DTR_OK; i++) {
         all = all && a->at[i] != UINT64_MAX;
     }
-    all = all && *mpi_code == MPI_SUCCESS;
+    all = all && *s == DTR_OK;
     for (int i = 0; i < a->n && all; i++) {
         a->each[i] = dtr__arena_at(world, i, a->at[i]);
     }

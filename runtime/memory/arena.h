@@ -46,7 +46,7 @@ void *dtr__arena_numbered(const dtr_world *world, int local_rank, uint64_t numbe
 /* Collective over the node: as many zeroed bytes of every rank's arena, where all ranks see them:
  * by local rank, to be read before the next such call. NULL on all: some rank has none, or asked
  * for 0. */
-void **dtr__arena_share(dtr_world *world, size_t nbytes, int *mpi_code);
+void **dtr__arena_share(dtr_world *world, size_t nbytes, dtr_status *s);
 size_t dtr__arena_used(const dtr_world *world); /* bytes handed out of the own arena */
 
 /* Huge pages under the whole ones in a new, unused block, whose pages are taken now: 0, also where

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/exchange.h"
 #include "base/log.h"
 #include "base/world.h"
 #include "memory/arena.h"
@@ -58,12 +59,11 @@ static int try_all(const dtr_world *world, const probe *all, int *code) {
 }
 
 /* Local rank 0 says how it is, in the words of the first rank that has a reason. */
-static dtr_status say_refused(const dtr_world *world, const dtr__error_context *ctx, char *why,
-                              size_t cap) {
+static dtr_status say_refused(const dtr_world *world, char *why, size_t cap) {
     int mine = why[0] != '\0' ? world->local_rank : world->local_size, first = 0;
-    DTR_MPI(ctx, MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world->mpi.node_comm));
+    DTR_TRY(dtr__exchange_min_of(dtr__members_of_node(world), mine, &first));
     if (first < world->local_size) {
-        DTR_MPI(ctx, MPI_Bcast(why, (int)cap, MPI_BYTE, first, world->mpi.node_comm));
+        DTR_TRY(dtr__exchange_broadcast(dtr__members_of_node(world), why, cap, first));
     }
     if (world->local_rank == 0) {
         DTR_INFO(world, "no cross-memory attach on host %s, large plain buffers are staged: %s",
@@ -73,7 +73,6 @@ static dtr_status say_refused(const dtr_world *world, const dtr__error_context *
 }
 
 dtr_status dtr__cma_open_as(dtr_world *world, bool able) {
-    dtr__error_context ctx = { .world = world };
     const size_t n = (size_t)world->local_size;
     char why[160] = "";
     probe mine = { .pid = (int)getpid() }, *all = calloc(n, sizeof *all);
@@ -82,13 +81,11 @@ dtr_status dtr__cma_open_as(dtr_world *world, bool able) {
                 getrandom(mine.nonce, sizeof mine.nonce, 0) == (ssize_t)sizeof mine.nonce;
     mine.at = (uint64_t)(uintptr_t)mine.nonce;
     int able_here = mine.able, all_able = 0;
-    dtr_status s = DTR_OK;
-    int code = MPI_Allreduce(&able_here, &all_able, 1, MPI_INT, MPI_MIN, world->mpi.node_comm);
-    if (code == MPI_SUCCESS && all_able) {
+    dtr_status s = dtr__exchange_min_of(dtr__members_of_node(world), able_here, &all_able);
+    if (s == DTR_OK && all_able) {
         int denied = 0, refused = -1, worst = 0;
-        code = MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE,
-                             world->mpi.node_comm);
-        refused = code == MPI_SUCCESS ? try_all(world, all, &denied) : -1;
+        s = dtr__exchange_allgather(dtr__members_of_node(world), &mine, all, sizeof mine);
+        refused = s == DTR_OK ? try_all(world, all, &denied) : -1;
         if (refused >= 0) {
             snprintf(why, sizeof why, "rank %d reading rank %d: %s", world->rank,
                      world->local_world[refused],
@@ -96,19 +93,15 @@ dtr_status dtr__cma_open_as(dtr_world *world, bool able) {
         }
         /* Nobody leaves, and `mine` stays readable, until all have tried. */
         int ok = refused < 0;
-        code = code == MPI_SUCCESS
-                   ? MPI_Allreduce(&ok, &worst, 1, MPI_INT, MPI_MIN, world->mpi.node_comm)
-                   : code;
+        s = s == DTR_OK ? dtr__exchange_min_of(dtr__members_of_node(world), ok, &worst) : s;
         all_able = worst;
     } else if (!able_here) {
         snprintf(why, sizeof why, "rank %d: %s", world->rank,
                  able ? "no memory" : "switched off by DTR_CMA");
     }
-    if (code != MPI_SUCCESS) {
-        s = dtr__error_mpi(&ctx, code, "MPI_Allreduce", __FILE__, __LINE__);
-    } else if (!all_able) {
-        s = say_refused(world, &ctx, why, sizeof why);
-    } else {
+    if (s == DTR_OK && !all_able) {
+        s = say_refused(world, why, sizeof why);
+    } else if (s == DTR_OK) {
         for (size_t i = 0; i < n; i++) {
             cma->pid[i] = (pid_t)all[i].pid;
         }

@@ -45,15 +45,13 @@ static void say_camp(const camp *c, char *text, size_t cap) {
 }
 
 /* Every rank says its value in turn, so that nobody needs memory for all of them. */
-static dtr_status gather_camps(MPI_Comm comm, const char *mine, char *text, size_t cap) {
+static dtr_status gather_camps(dtr__members m, const char *mine, char *text, size_t cap) {
     camp camps[DISTINCT] = { { .n = 0 } };
-    int rank, size, n = 0, others = 0;
-    DTR_MPI(NULL, MPI_Comm_rank(comm, &rank));
-    DTR_MPI(NULL, MPI_Comm_size(comm, &size));
-    for (int r = 0; r < size; r++) {
+    int n = 0, others = 0;
+    for (int r = 0; r < m.size; r++) {
         char value[VALUE_CAP] = "";
-        snprintf(value, sizeof value, "%s", r == rank ? mine : "");
-        DTR_MPI(NULL, MPI_Bcast(value, VALUE_CAP, MPI_BYTE, r, comm));
+        snprintf(value, sizeof value, "%s", r == m.rank ? mine : "");
+        DTR_TRY(dtr__exchange_broadcast(m, value, VALUE_CAP, r));
         value[VALUE_CAP - 1] = '\0';
         int k = 0;
         while (k < n && strcmp(camps[k].value, value) != 0) {
@@ -81,13 +79,13 @@ static dtr_status gather_camps(MPI_Comm comm, const char *mine, char *text, size
 
 /* Index of the first entry in which ranks differ, -1: none. Lowest and highest in one message,
  * however many ranks there are. */
-static dtr_status first_difference(MPI_Comm comm, const uint64_t *mine, int n, int *where) {
+static dtr_status first_difference(dtr__members m, const uint64_t *mine, int n, int *where) {
     uint64_t bounds[2 * DTR__OPT_COUNT], all[2 * DTR__OPT_COUNT];
     for (int i = 0; i < n; i++) {
         bounds[2 * i] = mine[i];
         bounds[2 * i + 1] = ~mine[i];
     }
-    DTR_MPI(NULL, MPI_Allreduce(bounds, all, 2 * n, MPI_UINT64_T, MPI_MIN, comm));
+    DTR_TRY(dtr__exchange_min(m, bounds, all, 2 * n));
     *where = -1;
     for (int i = 0; i < n && *where < 0; i++) {
         *where = all[2 * i] != ~all[2 * i + 1] ? i : -1;
@@ -95,16 +93,16 @@ static dtr_status first_difference(MPI_Comm comm, const uint64_t *mine, int n, i
     return DTR_OK;
 }
 
-dtr_status dtr__agree_version(MPI_Comm comm, int version) {
+dtr_status dtr__agree_version(dtr__members m, int version) {
     const uint64_t mine = (uint64_t)version;
     int where;
-    DTR_TRY(first_difference(comm, &mine, 1, &where));
+    DTR_TRY(first_difference(m, &mine, 1, &where));
     if (where < 0) {
         return DTR_OK;
     }
     char value[VALUE_CAP], text[DISTINCT * 2 * VALUE_CAP];
     snprintf(value, sizeof value, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    DTR_TRY(gather_camps(comm, value, text, sizeof text));
+    DTR_TRY(gather_camps(m, value, text, sizeof text));
     return DTR_FAIL(NULL, DTR_ERR_MISMATCH,
                     "the ranks run different versions of the library: %s; all must load the same",
                     text);
@@ -129,13 +127,14 @@ dtr_status dtr__agree_settings(const dtr_world *world) {
         }
     }
     int where;
-    DTR_TRY(first_difference(world->mpi.comm, mine, DTR__OPT_COUNT, &where));
+    DTR_TRY(first_difference(dtr__members_of(world), mine, DTR__OPT_COUNT, &where));
     if (where < 0) {
         return DTR_OK;
     }
     const dtr__opt id = (dtr__opt)where;
     char text[DISTINCT * 2 * VALUE_CAP];
-    DTR_TRY(gather_camps(world->mpi.comm, dtr__opt_text(&world->options, id), text, sizeof text));
+    DTR_TRY(gather_camps(dtr__members_of(world), dtr__opt_text(&world->options, id), text,
+                         sizeof text));
     return DTR_FAIL(&ctx, DTR_ERR_MISMATCH,
                     "world creation: %s must be the same on all ranks, but is %s: give all the "
                     "same environment and the same dtr_world_options",

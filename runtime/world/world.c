@@ -164,9 +164,8 @@ static dtr_status find_places(dtr_world *w, void *scratch) {
     DTR_TRY(dtr__wait_open(w, scratch));
     DTR_TRY(cut_host(w));
     dtr__rank_facts mine = { w->rank, own_id() }, *facts = scratch;
-    const int nbytes = (int)sizeof mine;
-    DTR_MPI(&ctx, MPI_Bcast(&mine.leader, 1, MPI_INT, 0, w->mpi.node_comm));
-    DTR_MPI(&ctx, MPI_Allgather(&mine, nbytes, MPI_BYTE, facts, nbytes, MPI_BYTE, w->mpi.comm));
+    DTR_TRY(dtr__exchange_broadcast(dtr__members_of_node(w), &mine.leader, sizeof mine.leader, 0));
+    DTR_TRY(dtr__exchange_allgather(dtr__members_of(w), &mine, facts, sizeof mine));
     w->job_id = facts[0].id;
     dtr__number_nodes(w, facts);
     return DTR_OK;
@@ -247,7 +246,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     if (s == DTR_OK && scratch == NULL) {
         s = DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the facts of %d ranks", w->size);
     }
-    s = dtr__agree_status(w, w->mpi.comm, s, what);
+    s = dtr__agree_status(dtr__members_of(w), s, what);
     if (s == DTR_OK) {
         s = dtr__agree_settings(w);
         if (s == DTR_OK) {
@@ -256,7 +255,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
         if (s == DTR_OK) {
             s = open_parts(w, o);
         }
-        s = dtr__agree_status(w, w->mpi.comm, s, what);
+        s = dtr__agree_status(dtr__members_of(w), s, what);
     }
     free(scratch);
     if (s == DTR_OK) {
@@ -266,7 +265,7 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
         DTR_KEEP_FIRST(s, dtr__cma_open(w));
         DTR_KEEP_FIRST(s, dtr__control_open(w));
         DTR_KEEP_FIRST(s, dtr__votes_open(w));
-        s = dtr__agree_status(w, w->mpi.comm, s, what);
+        s = dtr__agree_status(dtr__members_of(w), s, what);
     }
     return s;
 }
@@ -317,7 +316,7 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
     MPI_Comm from = comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm;
     dtr_status s = duplicate(from, creation_limit(o), &dup, &rank, &size);
     if (s == DTR_OK) {
-        s = dtr__agree_version(dup, DTR_VERSION);
+        s = dtr__agree_version(dtr__members_over(dup, rank, size), DTR_VERSION);
         if (s != DTR_OK) {
             MPI_Comm_free(&dup);
         }
@@ -330,7 +329,7 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
     dtr_world *w = new_handle();
     if (w == NULL) {
         s = prepare(o, world, &own_options, w);
-        s = dtr__agree_status(NULL, dup, s, "world creation");
+        s = dtr__agree_status(dtr__members_over(dup, rank, size), s, "world creation");
         MPI_Comm_free(&dup);
         dtr__mpi_release(false);
         return s;

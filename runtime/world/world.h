@@ -10,6 +10,7 @@
 
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "base/exchange.h"
 #include "base/log.h"
 #include "base/mpi.h"
 #include "base/private_fd.h"
@@ -30,10 +31,10 @@ dtr_status dtr__world_close(dtr_world *world);
 /* Instead, where the progress thread is stuck: what it may hold or touch stays, MPI too. */
 void dtr__world_abandon(dtr_world *world);
 
-/* Collective over `comm` or the world: DTR_ERR_MISMATCH with one text on all ranks, naming each
- * value and its ranks, where they run different versions, or differ in a setting that must be the
- * same. The version comes first of all, in a form that every version understands. */
-dtr_status dtr__agree_version(MPI_Comm comm, int version);
+/* Collective over the meeting or the world: DTR_ERR_MISMATCH with one text on all ranks, naming
+ * each value and its ranks, where they run different versions, or differ in a setting that must be
+ * the same. The version comes first of all, in a form that every version understands. */
+dtr_status dtr__agree_version(dtr__members m, int version);
 dtr_status dtr__agree_settings(const dtr_world *world);
 
 #endif /* DTR_RT_WORLD_H */

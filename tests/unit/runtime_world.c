@@ -102,7 +102,7 @@ static void callers_communicator(void) {
     MPI_Comm_free(&reversed);
     CHECK(dtr_world_rank(w) == n_ranks - 1 - me);
     for (int i = 0; i < 100; i++) {
-        CHECK(dtr__agree_status(w, w->mpi.comm, DTR_OK, "test") == DTR_OK);
+        CHECK(dtr__agree_status(dtr__members_of(w), DTR_OK, "test") == DTR_OK);
     }
     int matched = 1;
     MPI_Test(&any, &matched, MPI_STATUS_IGNORE);
@@ -184,8 +184,8 @@ static void several_worlds(void) {
         CHECK(dtr__world_open(MPI_COMM_WORLD, NULL, &a) == DTR_OK);
         CHECK(dtr__world_open(MPI_COMM_WORLD, NULL, &b) == DTR_OK);
         CHECK(a != b && a->serial != b->serial);
-        CHECK(dtr__agree_status(b, b->mpi.comm, DTR_OK, "b") == DTR_OK);
-        CHECK(dtr__agree_status(a, a->mpi.comm, DTR_OK, "a") == DTR_OK);
+        CHECK(dtr__agree_status(dtr__members_of(b), DTR_OK, "b") == DTR_OK);
+        CHECK(dtr__agree_status(dtr__members_of(a), DTR_OK, "a") == DTR_OK);
         void *p = NULL;
         CHECK(dtr_alloc(a, cpu, DTR_MEM_SHARED, 100, &p) == DTR_OK);
         CHECK(dtr_free(b, p) == DTR_ERR_ARG);

@@ -220,7 +220,7 @@ static dtr_status hier_open(dtr_group *g, void **state) {
     if (s != NULL) {
         s->mpi = mpi;
     }
-    status = dtr__agree_status(g->world, g->comm, status, "opening backend hier");
+    status = dtr__agree_status(dtr__members_of_group(g), status, "opening backend hier");
     if (status < 0) {
         if (s != NULL) {
             hier_close(g, s);

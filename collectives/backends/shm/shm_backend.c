@@ -38,13 +38,6 @@ static int shm_score(const dtr_group *g, const dtr__call *call, const char **why
     return 60;
 }
 
-/* Send all members a number; the communicator is new and all of them take part. */
-static dtr_status share_number(const dtr_group *g, uint64_t mine, uint64_t *all) {
-    dtr__error_context ctx = { .world = g->world, .group = g->name };
-    DTR_MPI(&ctx, MPI_Allgather(&mine, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, g->comm));
-    return DTR_OK;
-}
-
 static void *shared_zeroed(dtr_world *w, size_t nbytes, uint64_t *at) {
     int owner = 0;
     uint64_t offset = 0;
@@ -118,7 +111,7 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
         s->own_control = shared_zeroed(g->world, control, &control_at);
     }
     s->table = shared_zeroed(g->world, table, &table_at);
-    DTR_TRY(share_number(g, control_at, all));
+    DTR_TRY(dtr__exchange_allgather(dtr__members_of_group(g), &control_at, all, sizeof *all));
     for (int r = 0; r < g->size; r++) {
         const int keeper = r / keeps * keeps;
         missing += all[keeper] == 0;
@@ -129,7 +122,7 @@ static dtr_status open_shared(dtr_group *g, dtr__shm_state *s, uint64_t *all) {
         at += at != NULL && keeper == 0 ? sizeof(dtr__shm_control) : 0;
         s->rank[r] = at == NULL ? NULL : (dtr__shm_rank *)(void *)at + r % keeps;
     }
-    DTR_TRY(share_number(g, table_at, all));
+    DTR_TRY(dtr__exchange_allgather(dtr__members_of_group(g), &table_at, all, sizeof *all));
     for (int r = 0; r < g->size; r++) {
         missing += all[r] == 0;
         s->tables[r] = all[r] == 0 ? NULL : dtr__shm_unpack(g->world, all[r] - 1);
@@ -184,7 +177,7 @@ static dtr_status shm_open(dtr_group *g, void **state) {
         s != NULL && all != NULL && s->tables != NULL && s->boards != NULL && s->rank != NULL;
     dtr_status status =
         all_there ? DTR_OK : DTR_FAIL(NULL, DTR_ERR_NOMEM, "out of memory for group '%s'", g->name);
-    status = dtr__agree_status(g->world, g->comm, status, "opening backend shm");
+    status = dtr__agree_status(dtr__members_of_group(g), status, "opening backend shm");
     if (status == DTR_OK) {
         status = open_shared(g, s, all);
     }
