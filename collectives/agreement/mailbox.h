@@ -1,5 +1,5 @@
-/* Small messages between ranks over the world's communicator: sent without waiting, received when
- * a rank polls, and ignored by ranks that they no longer concern. */
+/* Small messages between ranks over the world's communicator, or without MPI its inbox: sent
+ * without waiting, received when a rank polls, and ignored by ranks that they no longer concern. */
 #ifndef DTR_MAILBOX_H
 #define DTR_MAILBOX_H
 
@@ -9,7 +9,7 @@
 
 #include <dtr/world.h>
 
-/* Tags on world->mpi.comm. */
+/* Tags on world->mpi.comm; without MPI DTR__TAG_EXCHANGE is one more. */
 enum {
     DTR__TAG_AGREE_UP = 0x4d01,
     DTR__TAG_AGREE_DOWN = 0x4d02,

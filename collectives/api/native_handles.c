@@ -66,6 +66,8 @@ static dtr_status mpi_comm(dtr_group *g, MPI_Comm *comm, void *return_address) {
     dtr__error_context ctx = { .world = g->world, .operation = entry, .group = g->name };
     DTR_REQUIRE(comm != NULL, &ctx, DTR_ERR_ARG, "%s: comm is NULL, the result has no place",
                 entry);
+    DTR_REQUIRE(g->world->mpi.inbox == NULL, &ctx, DTR_ERR_UNSUPPORTED,
+                "%s: there are no communicators: " DTR__WHY_NO_MPI, entry);
     DTR_REQUIRE(dtr__mpi_alive(), &ctx, DTR_ERR_STATE,
                 "%s: MPI_Finalize has been called, so there are no communicators any more", entry);
     pthread_mutex_lock(&g->world->groups->creation);

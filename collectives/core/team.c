@@ -72,6 +72,8 @@ dtr__members dtr__members_of_group(const dtr_group *g) {
     m.comm = g->comm;
     m.rank = g->rank;
     m.size = g->size;
+    m.uid = g->uid;
+    m.world_ranks = g->world_ranks;
     return m;
 }
 

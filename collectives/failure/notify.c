@@ -312,7 +312,7 @@ static bool due(dtr__notifier *ns, int64_t now) {
 }
 
 static void look(dtr__notifier *ns, dtr__queue *called) {
-    if (!dtr__mpi_alive() || pthread_mutex_trylock(&ns->lock) != 0) {
+    if (!dtr__ranks_reachable(ns->world) || pthread_mutex_trylock(&ns->lock) != 0) {
         return;
     }
     send_out(ns);
@@ -346,7 +346,7 @@ void dtr__notifier_visit_at(dtr_world *world, int64_t now_ns) {
 void dtr__notifier_visit_now(dtr_world *world) {
     dtr__notifier *ns = notifier_of(world);
     dtr__queue called = { NULL, NULL };
-    if (ns == NULL || !dtr__mpi_alive() || !dtr__mpi_trylock(world)) {
+    if (ns == NULL || !dtr__ranks_reachable(world) || !dtr__mpi_trylock(world)) {
         return;
     }
     look(ns, &called);

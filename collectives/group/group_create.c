@@ -96,6 +96,9 @@ static int create_comm(dtr__creation *c, uint64_t uid, MPI_Comm *comm) {
 /* Only the members come here, and all of them: they have just agreed. */
 static dtr_status make_comm(dtr__creation *c, uint64_t uid, MPI_Comm *comm) {
     dtr__error_context ctx = { .world = c->world, .operation = c->entry, .group = c->name };
+    if (c->world->mpi.inbox != NULL) {
+        return DTR_OK;
+    }
     dtr__mpi_lock(c->world);
     int code = create_comm(c, uid, comm);
     dtr__mpi_unlock(c->world);
@@ -379,7 +382,7 @@ dtr_status dtr__creation_begin(dtr__creation *c, dtr_world *world, dtr_group *pa
                 "%s inside a completion callback: it would wait for other ranks; call it from the "
                 "program's own thread",
                 entry);
-    DTR_REQUIRE(dtr__mpi_alive(), &ctx, DTR_ERR_STATE,
+    DTR_REQUIRE(dtr__ranks_reachable(c->world), &ctx, DTR_ERR_STATE,
                 "%s: MPI_Finalize has been called, so no rank can be reached", entry);
     DTR_TRY(dtr__options_copy(options, &c->o, sizeof(c->o), "dtr_group_options"));
     DTR_TRY(check_options(&ctx, entry, &c->o));

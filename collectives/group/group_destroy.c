@@ -44,7 +44,7 @@ dtr_status dtr__agree_to_end(dtr_group *g, dtr_status drained, double limit_s) {
 
 dtr_status dtr__group_take_down(dtr_group *g, double left_s) {
     dtr__group_unlist(g); /* first, so that nobody finds it half taken apart */
-    dtr_status s = dtr__group_disconnect(g, dtr__mpi_alive(), left_s);
+    dtr_status s = dtr__group_disconnect(g, dtr__ranks_reachable(g->world), left_s);
     if (s == DTR_OK) {
         dtr__group_strip(g);
         return DTR_OK;
@@ -125,7 +125,7 @@ static dtr_status group_destroy(dtr_group *group) {
         dtr__group_unlist(group); /* all else may be in the hands of that thread */
         return DTR_OK;
     }
-    if (!dtr__mpi_alive()) {
+    if (!dtr__ranks_reachable(group->world)) {
         (void)dtr__group_take_down(group, group->timeout_s);
         return DTR_FAIL(&ctx, DTR_ERR_STATE,
                         "dtr_group_destroy: MPI_Finalize has been called before; what is local was "

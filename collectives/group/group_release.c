@@ -164,7 +164,7 @@ static dtr_group *next_over(dtr__groups *gs) {
 void dtr__groups_sweep(dtr_world *world) {
     dtr__groups *gs = world->groups;
     if (atomic_load(&gs->n_parked) == 0 || dtr__in_callback(world) || dtr__progress_stuck(world) ||
-        !dtr__mpi_alive()) {
+        !dtr__ranks_reachable(world)) {
         return;
     }
     const dtr_status kept = dtr__error_last();
@@ -251,7 +251,7 @@ static dtr_status group_release(dtr_group *group, const void *return_address) {
     dtr__error_context ctx = { .world = world, .operation = entry, .group = group->name };
     DTR_REQUIRE(!dtr__group_is_world(group), &ctx, DTR_ERR_ARG,
                 "dtr_group_release: the world's own group ends with dtr_world_destroy");
-    if (!dtr__mpi_alive()) {
+    if (!dtr__ranks_reachable(world)) {
         (void)dtr__group_take_down(group, group->timeout_s);
         return DTR_FAIL(&ctx, DTR_ERR_STATE,
                         "dtr_group_release: MPI_Finalize has been called before; what is local was "

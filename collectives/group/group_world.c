@@ -52,7 +52,9 @@ static dtr_status make_own(dtr_world *world, dtr_group **own) {
 /* Collective over the world; what fails on one rank fails on all. */
 static dtr_status connect_own(dtr_world *world, dtr_group *own) {
     dtr__error_context ctx = { .world = world, .operation = "dtr_world_create", .group = "world" };
-    DTR_MPI(&ctx, MPI_Comm_dup(world->mpi.comm, &own->comm));
+    if (world->mpi.inbox == NULL) {
+        DTR_MPI(&ctx, MPI_Comm_dup(world->mpi.comm, &own->comm));
+    }
     dtr_status s = dtr__group_connect(own);
     dtr_status agreed = dtr__agree_status(dtr__members_of(world), s, "world creation");
     if (agreed < 0) {
@@ -75,7 +77,8 @@ static dtr__groups *new_groups(void) {
     return gs;
 }
 
-static void free_groups(dtr__groups *gs) {
+static void free_groups(const dtr_world *world) {
+    dtr__groups *gs = world->groups;
     if (gs == NULL) {
         return;
     }
@@ -84,9 +87,10 @@ static void free_groups(dtr__groups *gs) {
         dtr__group_free(gs->gone);
         gs->gone = next;
     }
-    dtr__agreements_free(gs->agreements, dtr__mpi_alive());
-    dtr__notifier_free(gs->notifier, dtr__mpi_alive());
-    dtr__key_values_free(gs->key_values, dtr__mpi_alive());
+    const bool reachable = dtr__ranks_reachable(world);
+    dtr__agreements_free(gs->agreements, reachable);
+    dtr__notifier_free(gs->notifier, reachable);
+    dtr__key_values_free(gs->key_values, reachable);
     dtr__user_backends_free(gs->user_backends);
     dtr__gpus_free(gs->gpus);
     dtr__nccl_blocks_free(gs->blocks);
@@ -141,7 +145,7 @@ static dtr_status close_all(dtr_world *world, bool mpi_alive) {
     dtr__retired_free_all(world, mpi_alive);
     DTR_TRY(dtr__notifier_stop(gs->notifier, dtr__engine_patience(gs->own, gs->own->timeout_s)));
     dtr__user_ops_free(world);
-    free_groups(gs);
+    free_groups(world);
     world->groups = NULL;
     return DTR_OK;
 }
@@ -193,7 +197,7 @@ dtr_status dtr__groups_open(dtr_world *world) {
     }
     if (s < 0) {
         dtr__group_free(own);
-        free_groups(world->groups);
+        free_groups(world);
         world->groups = NULL;
         dtr__turn_close(world);
         return s;

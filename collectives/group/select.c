@@ -328,7 +328,8 @@ static dtr_status choose_cpu(const dtr__error_context *ctx, dtr_group *g, const 
     const dtr__call message = { .kind = DTR__K_SEND };
     g->backends.table[0] = b;
     g->backends.n = 1;
-    if (b == &dtr__backend_shm && b->score(g, &message, &why) == 0) {
+    if (b == &dtr__backend_shm && b->score(g, &message, &why) == 0 &&
+        dtr__backend_mpi.score(g, &message, &why) > 0) {
         g->backends.table[g->backends.n++] =
             &dtr__backend_mpi; /* for messages, which it has no memory for */
     }

@@ -78,7 +78,7 @@ static dtr_status world_destroy(dtr_world *world, const void *return_address) {
         dtr__world_abandon(world);
         return DTR_OK;
     }
-    dtr_status s = dtr__groups_close(world, dtr__mpi_alive(), return_address);
+    dtr_status s = dtr__groups_close(world, dtr__ranks_reachable(world), return_address);
     if (dtr__progress_stuck(world)) { /* it has hung meanwhile, inside what was to be closed */
         dtr__world_abandon(world);
         return s;

@@ -92,7 +92,7 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     world->cpus.oversubscribed = CPU_COUNT(&all) < world->local_size;
     world->cpus.spare_cores = CPU_COUNT(&all) >= 2 * world->local_size && world->cpus.n >= 2;
     count_sharers(world, sets);
-    world->cpus.mpi_yields = mpi_yields();
+    world->cpus.mpi_yields = world->mpi.inbox == NULL && mpi_yields();
     return DTR_OK;
 }
 

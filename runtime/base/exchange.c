@@ -32,18 +32,25 @@ dtr__members dtr__members_over(MPI_Comm comm, int rank, int size) {
     return (dtr__members){ .ops = &over_mpi, .comm = comm, .rank = rank, .size = size };
 }
 
-static dtr__members in_world(const dtr_world *world, MPI_Comm comm, int rank, int size) {
+static dtr__members in_world(const dtr_world *world, MPI_Comm comm, int rank, int size,
+                             uint64_t uid) {
     dtr__members m = dtr__members_over(comm, rank, size);
     m.world = world;
+    m.uid = uid;
+    if (world->mpi.inbox != NULL) {
+        m.inbox = world->mpi.inbox;
+        m.ops = world->mpi.exchange;
+    }
     return m;
 }
 
 dtr__members dtr__members_of(const dtr_world *world) {
-    return in_world(world, world->mpi.comm, world->rank, world->size);
+    return in_world(world, world->mpi.comm, world->rank, world->size, DTR__MEMBERS_OF_WORLD);
 }
 
 dtr__members dtr__members_of_node(const dtr_world *world) {
-    return in_world(world, world->mpi.node_comm, world->local_rank, world->local_size);
+    return in_world(world, world->mpi.node_comm, world->local_rank, world->local_size,
+                    DTR__MEMBERS_OF_NODE);
 }
 
 /* ---- calls ---- */

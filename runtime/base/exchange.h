@@ -10,7 +10,10 @@ typedef struct dtr__members {
     const struct dtr__exchange_ops *ops;
     const dtr_world *world; /* of messages; NULL: there is none yet */
     int rank, size;
-    MPI_Comm comm;
+    MPI_Comm comm;            /* over MPI, else: */
+    struct dtr__inbox *inbox; /* what carries messages, */
+    uint64_t uid;             /* what tells those of these members apart, */
+    const int *world_ranks;   /* and who they are; NULL: all of the world */
 } dtr__members;
 
 typedef struct dtr__exchange_ops {
@@ -18,6 +21,8 @@ typedef struct dtr__exchange_ops {
     dtr_status (*broadcast)(const dtr__members *m, void *data, size_t nbytes, int root);
     dtr_status (*min)(const dtr__members *m, const uint64_t *mine, uint64_t *least, int n);
 } dtr__exchange_ops;
+
+enum { DTR__MEMBERS_OF_WORLD = 1, DTR__MEMBERS_OF_NODE = -1 }; /* uid; a group's is its own */
 
 /* The ranks of a communicator, before there is a world; all ranks of the world, and those of its
  * node. */

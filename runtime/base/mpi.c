@@ -26,6 +26,10 @@ bool dtr__mpi_alive(void) {
     return initialized && !finalized;
 }
 
+bool dtr__ranks_reachable(const dtr_world *world) {
+    return world->mpi.inbox != NULL || dtr__mpi_alive();
+}
+
 /* ---- the end of communicators ---- */
 
 #ifdef OPEN_MPI
@@ -71,6 +75,9 @@ int dtr__mpi_free(MPI_Comm *comm) {
     MPI_Message message;
     MPI_Status status;
     int there = 0, nbytes = 0;
+    if (*comm == MPI_COMM_NULL) {
+        return MPI_SUCCESS;
+    }
     while (MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, *comm, &there, &message, &status) ==
                MPI_SUCCESS &&
            there) {
@@ -140,6 +147,13 @@ dtr_status dtr__mpi_acquire(bool may_initialise, int *level, bool *own, uint32_t
     dtr_status s = acquire_locked(may_initialise, level, own, serial);
     pthread_mutex_unlock(&lock);
     return s;
+}
+
+uint32_t dtr__mpi_pass(void) {
+    pthread_mutex_lock(&lock);
+    const uint32_t serial = ++uses;
+    pthread_mutex_unlock(&lock);
+    return serial;
 }
 
 dtr_status dtr__mpi_release(bool finish) {

@@ -16,11 +16,16 @@ dtr_status dtr__mpi_release(bool finish);
 
 /* True while MPI may be called: initialised and not finalised by somebody else. */
 bool dtr__mpi_alive(void);
+/* The same for a world; one without MPI needs none. */
+bool dtr__ranks_reachable(const dtr_world *world);
+/* A number of this use without MPI, as dtr__mpi_acquire gives. */
+uint32_t dtr__mpi_pass(void);
 /* Instead of freeing it: the communicator of a broken group stays, because a message left over in
  * it would turn up in a later one, to which some MPI libraries give the same identity. The world's
  * own stay then too: others may still be telling of the failure there. */
 void dtr__mpi_keep(dtr_world *world, MPI_Comm *comm);
-/* Free a communicator in which no rank sends any more, with what was sent and not received. */
+/* Free a communicator in which no rank sends any more, with what was sent and not received;
+ * MPI_COMM_NULL is none. */
 int dtr__mpi_free(MPI_Comm *comm);
 
 /* Whether a call of MPI has failed with `code` because a rank has died. */

@@ -28,14 +28,18 @@ typedef struct dtr__counters dtr__counters;
 typedef struct dtr__memory dtr__memory;
 typedef struct dtr__groups dtr__groups; /* collectives layer */
 
-/* MPI as this world uses it; constant. Both communicators are private duplicates that return
- * errors; node_comm holds the ranks of this node in world order. */
+/* MPI as this world uses it, or what is there in its place; constant. Both communicators are
+ * private duplicates that return errors; node_comm holds the ranks of this node in world order. */
 typedef struct dtr__world_mpi {
     MPI_Comm comm, node_comm;
     int thread_level; /* what MPI provides */
     int tag_ub;
     bool own, keep;    /* this library has initialised MPI; it does not end it */
     _Atomic bool kept; /* a communicator was kept, see dtr__mpi_keep */
+    /* Both NULL, but in a world without MPI: messages between ranks, and facts exchanged by them.
+     */
+    struct dtr__inbox *inbox;
+    const struct dtr__exchange_ops *exchange;
 } dtr__world_mpi;
 
 /* The CPUs of this process, which decide how it waits; constant. */

@@ -126,7 +126,7 @@ dtr_status dtr__launcher_check(const dtr_world *w) {
     enum { ERROR = 1 };
     char text[640];
     int size = 0;
-    if (dtr__opt_number(&w->options, DTR__OPT_LAUNCHER_CHECK) != ERROR) {
+    if (w->mpi.inbox != NULL || dtr__opt_number(&w->options, DTR__OPT_LAUNCHER_CHECK) != ERROR) {
         return DTR_OK;
     }
     dtr__launcher l = find_here(&size);
@@ -140,7 +140,7 @@ void dtr__launcher_warn(const dtr_world *w) {
     enum { WARN = 0 };
     char text[640];
     int size = 0;
-    if (w->rank != 0 || w->serial != 1 ||
+    if (w->mpi.inbox != NULL || w->rank != 0 || w->serial != 1 ||
         dtr__opt_number(&w->options, DTR__OPT_LAUNCHER_CHECK) != WARN) {
         return;
     }

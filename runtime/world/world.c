@@ -8,6 +8,7 @@
 
 #include <dtr/version.h>
 
+#include "bootstrap/bootstrap.h"
 #include "control/control.h"
 #include "control/peers.h"
 #include "control/vote.h"
@@ -102,19 +103,29 @@ static dtr_status make_tables(dtr_world *w) {
     return DTR_OK;
 }
 
-static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_world_options *o,
-                          dtr_world *w) {
-    DTR_REQUIRE(w != NULL, NULL, DTR_ERR_NOMEM, "no memory for a world");
-    DTR_REQUIRE(out != NULL, NULL, DTR_ERR_ARG, "dtr_world_create: world is NULL");
-    DTR_TRY(check_options(given, o));
-    DTR_TRY(read_settings(w, o));
-    DTR_TRY(dtr__launcher_check(w));
+static dtr_status check_tags(dtr_world *w) {
     int *tag_ub, found = 0;
     DTR_MPI(NULL, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_ub, &found));
     w->mpi.tag_ub = found ? *tag_ub : 32767;
     DTR_REQUIRE(w->mpi.tag_ub >= TAG_UB_NEEDED, NULL, DTR_ERR_UNSUPPORTED,
                 "this MPI's tags end at %d; the library needs at least %d", w->mpi.tag_ub,
                 TAG_UB_NEEDED);
+    return DTR_OK;
+}
+
+static dtr_status prepare(const dtr_world_options *given, dtr_world **out, dtr_world_options *o,
+                          dtr_world *w) {
+    DTR_REQUIRE(w != NULL, NULL, DTR_ERR_NOMEM, "no memory for a world");
+    DTR_REQUIRE(out != NULL, NULL, DTR_ERR_ARG, "dtr_world_create: world is NULL");
+    DTR_TRY(check_options(given, o));
+    DTR_REQUIRE((o->bootstrap != NULL) == (w->mpi.inbox != NULL), NULL, DTR_ERR_ARG,
+                "dtr_world_options.bootstrap is for dtr_world_create; the ranks of a communicator "
+                "know each other");
+    DTR_TRY(read_settings(w, o));
+    if (w->mpi.inbox == NULL) {
+        DTR_TRY(dtr__launcher_check(w));
+        DTR_TRY(check_tags(w));
+    }
     return make_tables(w);
 }
 
@@ -156,13 +167,24 @@ static dtr_status cut_host(dtr_world *w) {
     return look_around(w);
 }
 
-static dtr_status find_places(dtr_world *w, void *scratch) {
+/* The ranks of this host, as MPI finds them. */
+static dtr_status split_by_host(dtr_world *w) {
     dtr__error_context ctx = { .world = w };
     DTR_MPI(&ctx, MPI_Comm_split_type(w->mpi.comm, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL,
                                       &w->mpi.node_comm));
-    DTR_TRY(look_around(w));
-    DTR_TRY(dtr__wait_open(w, scratch));
-    DTR_TRY(cut_host(w));
+    return look_around(w);
+}
+
+static dtr_status find_places(dtr_world *w, void *scratch) {
+    if (w->mpi.inbox != NULL) { /* they share memory: it is one node */
+        w->local_rank = w->rank;
+        w->local_size = w->size;
+        DTR_TRY(dtr__wait_open(w, scratch));
+    } else {
+        DTR_TRY(split_by_host(w));
+        DTR_TRY(dtr__wait_open(w, scratch));
+        DTR_TRY(cut_host(w));
+    }
     dtr__rank_facts mine = { w->rank, own_id() }, *facts = scratch;
     DTR_TRY(dtr__exchange_broadcast(dtr__members_of_node(w), &mine.leader, sizeof mine.leader, 0));
     DTR_TRY(dtr__exchange_allgather(dtr__members_of(w), &mine, facts, sizeof mine));
@@ -224,11 +246,12 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
         if (*comms[i] != MPI_COMM_NULL && atomic_load(&w->mpi.kept)) {
             dtr__mpi_keep(w, comms[i]);
         }
-        int code = *comms[i] != MPI_COMM_NULL ? dtr__mpi_free(comms[i]) : MPI_SUCCESS;
+        int code = dtr__mpi_free(comms[i]);
         if (code != MPI_SUCCESS && s == DTR_OK) {
             s = dtr__error_mpi(NULL, code, "MPI_Comm_free", __FILE__, __LINE__);
         }
     }
+    dtr__inbox_free(w->mpi.inbox);
     free(w->node_of);
     free(w->local_rank_of);
     free(w->local_world);
@@ -237,7 +260,7 @@ static dtr_status dismantle(dtr_world *w, bool mpi_alive) {
     return s;
 }
 
-/* `s` is what this rank thinks so far; every rank of w->mpi.comm comes here. */
+/* `s` is what this rank thinks so far; every rank of the world comes here. */
 static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_status s) {
     static const char what[] = "world creation";
     enum { PER_RANK = DTR__WAIT_SCRATCH };
@@ -270,22 +293,32 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
     return s;
 }
 
-/* How long a rank waits for the others to come: as an operation would, but the ranks of a job do
- * not start all at once. What cannot be read is refused later. */
-static double creation_limit(const dtr_world_options *given) {
+/* What is read before the ranks have found each other: how long a rank waits for the others to
+ * come, as an operation would, but the ranks of a job do not start all at once; and what makes
+ * several nodes of a host. What cannot be read is refused later. */
+typedef struct early {
+    double limit_s;
+    int node_ranks;
+    const dtr_bootstrap *bootstrap;
+} early;
+
+static early read_early(const dtr_world_options *given) {
     enum { LEAST_S = 60, DEFAULT_S = 1800 };
     dtr_world_options o;
     dtr__options env;
-    double limit_s = 0;
+    early e = { .limit_s = 0 };
     if (dtr__options_copy(given, &o, sizeof o, "dtr_world_options") == DTR_OK) {
-        limit_s = o.timeout_s;
+        e.limit_s = o.timeout_s;
+        e.bootstrap = o.bootstrap;
     }
-    if (!(limit_s > 0) && dtr__options_read(&env) == DTR_OK) {
-        limit_s = dtr__opt_seconds(&env, DTR__OPT_TIMEOUT);
+    if (dtr__options_read(&env) == DTR_OK) {
+        e.limit_s = e.limit_s > 0 ? e.limit_s : dtr__opt_seconds(&env, DTR__OPT_TIMEOUT);
+        e.node_ranks = (int)dtr__opt_number(&env, DTR__OPT_NODE_RANKS);
         dtr__options_free(&env);
     }
-    limit_s = limit_s > 0 ? limit_s : DEFAULT_S;
-    return limit_s > LEAST_S ? limit_s : LEAST_S;
+    e.limit_s = e.limit_s > 0 ? e.limit_s : DEFAULT_S;
+    e.limit_s = e.limit_s > LEAST_S ? e.limit_s : LEAST_S;
+    return e;
 }
 
 /* A duplicate of `comm` with errors returned, and this rank in it. */
@@ -303,66 +336,77 @@ static dtr_status duplicate(MPI_Comm comm, double limit_s, MPI_Comm *dup, int *r
     return DTR_OK;
 }
 
+/* The facts of a world that go with how its ranks have found each other. */
+static dtr_status find_by_mpi(MPI_Comm comm, double limit_s, dtr_world *w) {
+    DTR_TRY(dtr__mpi_acquire(comm == MPI_COMM_NULL, &w->mpi.thread_level, &w->mpi.own, &w->serial));
+    MPI_Comm from = comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm;
+    dtr_status s = duplicate(from, limit_s, &w->mpi.comm, &w->rank, &w->size);
+    if (s == DTR_OK) {
+        s = dtr__agree_version(dtr__members_over(w->mpi.comm, w->rank, w->size), DTR_VERSION);
+    }
+    if (s != DTR_OK) {
+        DTR_CLEAN_UP(s, dtr__mpi_free(&w->mpi.comm), dtr__mpi_release(false));
+    }
+    return s;
+}
+
+static dtr_status find_by_bootstrap(const early *e, dtr_world *w) {
+    DTR_TRY(dtr__bootstrap_open(e->bootstrap, e->node_ranks, e->limit_s, &w->mpi.inbox));
+    w->mpi.exchange = &dtr__exchange_over_inbox;
+    w->rank = e->bootstrap->rank;
+    w->size = e->bootstrap->size;
+    w->mpi.thread_level = MPI_THREAD_MULTIPLE; /* as no call is one of MPI */
+    w->serial = dtr__mpi_pass();
+    return DTR_OK;
+}
+
+static dtr_status leave_mpi(const dtr_world *found, bool finish) {
+    return found->mpi.inbox != NULL ? DTR_OK : dtr__mpi_release(finish);
+}
+
 /* A rank whose arguments are bad, or that has no memory, comes along as far as the agreement:
  * nobody may be left waiting for it. MPI stays initialised after a failure, so that the program can
  * try again; the next world that is destroyed ends it. */
 dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world **world) {
-    int level = 0, rank = -1, size = 0;
-    bool own = false;
-    uint32_t serial = 0;
-    MPI_Comm dup = MPI_COMM_NULL;
-    DTR_TRY(dtr__fork_check("a new world"));
-    DTR_TRY(dtr__mpi_acquire(comm == MPI_COMM_NULL, &level, &own, &serial));
-    MPI_Comm from = comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm;
-    dtr_status s = duplicate(from, creation_limit(o), &dup, &rank, &size);
-    if (s == DTR_OK) {
-        s = dtr__agree_version(dtr__members_over(dup, rank, size), DTR_VERSION);
-        if (s != DTR_OK) {
-            MPI_Comm_free(&dup);
-        }
-    }
-    if (s != DTR_OK) {
-        dtr__mpi_release(false);
-        return s;
-    }
+    dtr_world found = { .mpi = { .comm = MPI_COMM_NULL, .node_comm = MPI_COMM_NULL } };
     dtr_world_options own_options;
+    DTR_TRY(dtr__fork_check("a new world"));
+    const early e = read_early(o);
+    DTR_TRY(comm == MPI_COMM_NULL && e.bootstrap != NULL ? find_by_bootstrap(&e, &found)
+                                                         : find_by_mpi(comm, e.limit_s, &found));
     dtr_world *w = new_handle();
     if (w == NULL) {
-        s = prepare(o, world, &own_options, w);
-        s = dtr__agree_status(dtr__members_over(dup, rank, size), s, "world creation");
-        MPI_Comm_free(&dup);
-        dtr__mpi_release(false);
+        dtr_status s = prepare(o, world, &own_options, w);
+        s = dtr__agree_status(dtr__members_of(&found), s, "world creation");
+        dtr__mpi_free(&found.mpi.comm);
+        dtr__inbox_free(found.mpi.inbox);
+        leave_mpi(&found, false);
         return s;
     }
-    dtr__fork_watch(rank);
-    w->mpi.comm = dup;
-    w->rank = rank;
-    w->size = size;
-    w->mpi.thread_level = level;
-    w->mpi.own = own;
-    w->serial = serial;
+    dtr__fork_watch(found.rank);
+    *w = found;
     if (gethostname(w->host, sizeof w->host - 1) != 0) {
         strcpy(w->host, "?");
     }
-    s = open_together(w, &own_options, prepare(o, world, &own_options, w));
+    dtr_status s = open_together(w, &own_options, prepare(o, world, &own_options, w));
     if (s != DTR_OK) {
         dismantle(w, true);
-        dtr__mpi_release(false);
+        leave_mpi(&found, false);
         return s;
     }
     w->magic = DTR__WORLD_MAGIC;
-    if (rank == 0) {
+    if (w->rank == 0) {
         dtr__options_unknown(warn_unknown, w);
     }
     dtr__launcher_warn(w);
-    DTR_INFO(w, "world of %d ranks on %d nodes; this is local rank %d of %d on %s", size,
+    DTR_INFO(w, "world of %d ranks on %d nodes; this is local rank %d of %d on %s", w->size,
              w->node_count, w->local_rank, w->local_size, w->host);
     *world = w;
     return DTR_OK;
 }
 
 dtr_status dtr__world_close(dtr_world *world) {
-    bool alive = dtr__mpi_alive();
+    const bool alive = dtr__ranks_reachable(world), over_mpi = world->mpi.inbox == NULL;
     bool finish = !world->mpi.keep;
     if (finish && world->mpi.own && dtr__ranks_failed(world) > 0) {
         DTR_WARN(world, "a rank has died, so MPI_Finalize could wait for ever and is left out");
@@ -371,7 +415,9 @@ dtr_status dtr__world_close(dtr_world *world) {
     dtr__stragglers_report(world);
     dtr__metrics_last(world);
     dtr_status s = dismantle(world, alive);
-    DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
+    if (over_mpi) {
+        DTR_KEEP_FIRST(s, dtr__mpi_release(finish));
+    }
     if (!alive) {
         s = DTR_FAIL(NULL, DTR_ERR_STATE,
                      "MPI was finalised before dtr_world_destroy: this rank's part of the world is "
@@ -392,7 +438,7 @@ void dtr__world_abandon(dtr_world *world) {
     dtr__metrics_last(world);
     dtr__progress_forget(world);
     world->magic = DTR__WORLD_GONE;
-    (void)dtr__mpi_release(false);
+    (void)leave_mpi(world, false);
 }
 
 /* ---- queries ---- */

@@ -31,7 +31,7 @@ dtr_status dtr__world_close(dtr_world *world);
 /* Instead, where the progress thread is stuck: what it may hold or touch stays, MPI too. */
 void dtr__world_abandon(dtr_world *world);
 
-/* Collective over the meeting or the world: DTR_ERR_MISMATCH with one text on all ranks, naming
+/* Collective over the members or the world: DTR_ERR_MISMATCH with one text on all ranks, naming
  * each value and its ranks, where they run different versions, or differ in a setting that must be
  * the same. The version comes first of all, in a form that every version understands. */
 dtr_status dtr__agree_version(dtr__members m, int version);

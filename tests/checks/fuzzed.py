@@ -13,6 +13,7 @@ READERS = {"tensor/io/file.c": "dtr_tensor_load_npy", "tensor/io/safetensors.c":
            "ddp/zero/zero_index.c": "dtr_zero_load", "runtime/recorder/recording_reader.c": "dtr__recording_parse",
            "runtime/base/tune.c": "dtr__tune_", "runtime/diagnosis/remote_ranks.c": "dtr__remote_ranks_take"}
 OTHERS = {"runtime/recorder/recorder_file.c", "runtime/base/clock.c", "runtime/control/peers.c", "runtime/memory/huge_pages.c",
+          "runtime/bootstrap/bootstrap.c",
           "collectives/group/gpus.c",  # /proc and /sys, and what this process has made itself
           "runtime/recorder/evidence.c"}  # a header of fixed size, of the user's own files, whose process is asked for in /proc
 

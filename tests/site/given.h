@@ -35,6 +35,15 @@ static int steps = 4, up, down, columns = 3;
 
 /* ---- what pieces call ---- */
 
+static dtr_status put(void *arg, const char *key, const void *value, size_t nbytes) {
+    (void)arg, (void)key, (void)value, (void)nbytes;
+    return DTR_OK;
+}
+static dtr_status get(void *arg, const char *key, void *value, size_t cap, size_t *nbytes,
+                      double timeout_s) {
+    (void)arg, (void)key, (void)value, (void)cap, (void)nbytes, (void)timeout_s;
+    return DTR_ERR_TIMEOUT;
+}
 static void compute_something_else(void) {
 }
 static void forward(void) {

@@ -107,3 +107,17 @@ foreach(program dtr-info dtr-doctor)
   add_test(NAME ${program}_version COMMAND ${program} --version)
   set_tests_properties(${program}_version PROPERTIES LABELS unit TIMEOUT 60 PASS_REGULAR_EXPRESSION "^dtr [0-9.]+; ")
 endforeach()
+
+# Worlds without MPI: ranks that no launcher has started. Whatever of MPI the library calls ends the process here.
+add_custom_command(OUTPUT without_mpi.c DEPENDS dtr
+  COMMAND sh "${CMAKE_CURRENT_SOURCE_DIR}/unit/without_mpi.sh" "${CMAKE_NM}" $<TARGET_FILE:dtr> without_mpi.c VERBATIM)
+add_executable(test_bootstrap unit/bootstrap.c unit/bootstrap_store.c without_mpi.c)
+target_link_libraries(test_bootstrap PRIVATE dtr_static dtr_flags MPI::MPI_C Threads::Threads)
+foreach(run works/1 works/2 works/3 works/4 works/7 groups/1 groups/2 groups/3 groups/4 groups/7 worlds/4 averages/1 averages/3
+    killed/3 killed/4 stopped/3 late/3 aborted/3 nodes/4 absent/3 mistakes/3 killed_early/3)
+  string(REPLACE "/" ";" run ${run})
+  list(GET run 0 case)
+  list(GET run 1 n)
+  add_test(NAME bootstrap_${case}_${n} COMMAND test_bootstrap ${case} ${n})
+  set_tests_properties(bootstrap_${case}_${n} PROPERTIES LABELS unit TIMEOUT 300 PROCESSORS ${n} ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
+endforeach()

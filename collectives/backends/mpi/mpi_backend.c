@@ -17,9 +17,13 @@ static const double CANCEL_PATIENCE_S = 0.05, CLOSE_PATIENCE_S = 0.25;
 enum { WARNINGS_MAX = 4 };
 
 static int mpi_score(const dtr_group *group, const dtr__call *call, const char **why) {
-    (void)group;
     (void)call;
-    (void)why;
+    if (group->world->mpi.inbox != NULL) {
+        if (why != NULL) {
+            *why = DTR__WHY_NO_MPI;
+        }
+        return 0;
+    }
     return 20;
 }
 

@@ -32,8 +32,9 @@ DTR_API dtr_status dtr_world_create_from_comm(MPI_Comm comm, const dtr_world_opt
  * allreduce, which counts as one of the group
  *  @blocking the first call, until all have come, up to the group's timeout
  *  @gpu no
- *  @errors DTR_ERR_ARG (comm NULL), DTR_ERR_STATE (destroyed, inside a callback, an open scope, MPI
- * finalised), those of dtr_allreduce; DTR_ERR_MPI on all; on a NULL group `*comm` is MPI_COMM_NULL
+ *  @errors DTR_ERR_ARG (comm NULL), DTR_ERR_UNSUPPORTED (a world without MPI), DTR_ERR_STATE
+ * (destroyed, inside a callback, an open scope, MPI finalised), those of dtr_allreduce; DTR_ERR_MPI
+ * on all; on a NULL group `*comm` is MPI_COMM_NULL
  *  @since 0.2 */
 DTR_API dtr_status dtr_group_mpi_comm(dtr_group *group, MPI_Comm *comm);
 

@@ -1,5 +1,5 @@
 /** @file
- * The world: all ranks that started together, bootstrapped over MPI.
+ * The world: all ranks that started together, bootstrapped over MPI, or by put and get.
  *
  * A world owns everything the library starts: its communicators, threads, memory and groups.
  * Several worlds may live at once; each has its own groups, names, settings and sequence numbers.
@@ -10,6 +10,28 @@
 #include <dtr/device.h>
 
 DTR_BEGIN_DECLS
+
+/** How processes that no mpirun has started find each other: through a store that all of them
+ * reach, such as torchrun's or a folder. A world of these ranks uses no MPI at all. */
+typedef struct dtr_bootstrap {
+    size_t struct_size; /**< set by DTR_BOOTSTRAP_INIT */
+    int rank, size;     /**< of this process, and of the world: 0 to size - 1, each once */
+    const char *prefix; /**< of its keys, 40 bytes at most; NULL: "dtr". One world uses it once. */
+    /** put: keys of 1 to 63 bytes, values up to 4096. get: waits up to timeout_s seconds for a key
+     * (DTR_ERR_TIMEOUT; dtr/status.h), copies at most cap bytes and sets *nbytes to the value's
+     * length. Both take `arg`, and are called inside dtr_world_create only. */
+    void *arg;
+    dtr_status (*put)(void *arg, const char *key, const void *value, size_t nbytes);
+    dtr_status (*get)(void *arg, const char *key, void *value, size_t cap, size_t *nbytes,
+                      double timeout_s);
+} dtr_bootstrap;
+#ifdef __cplusplus
+#define DTR_BOOTSTRAP_INIT \
+    { sizeof(dtr_bootstrap), 0, 0, 0, 0, 0, 0 }
+#else
+#define DTR_BOOTSTRAP_INIT \
+    { .struct_size = sizeof(dtr_bootstrap) }
+#endif
 
 typedef struct dtr_world_options {
     size_t struct_size;  /**< set by DTR_WORLD_OPTIONS_INIT */
@@ -22,10 +44,12 @@ typedef struct dtr_world_options {
     void (*log_fn)(void *arg, int level, const char *line);
     void *log_arg;  /**< its first argument */
     uint32_t flags; /**< none defined: 0 */
+    /** NULL: MPI. Read by dtr_world_create only, which then leaves MPI alone. */
+    const dtr_bootstrap *bootstrap;
 } dtr_world_options;
 #ifdef __cplusplus
 #define DTR_WORLD_OPTIONS_INIT \
-    { sizeof(dtr_world_options), 0, 0, { DTR_CPU, 0 }, false, false, 0, 0, 0 }
+    { sizeof(dtr_world_options), 0, 0, { DTR_CPU, 0 }, false, false, 0, 0, 0, 0 }
 #else
 #define DTR_WORLD_OPTIONS_INIT \
     { .struct_size = sizeof(dtr_world_options) }
@@ -36,16 +60,18 @@ enum { DTR_LOG_ERROR = 0, DTR_LOG_WARN = 1, DTR_LOG_INFO = 2, DTR_LOG_DEBUG = 3 
 
 /** Create a world over MPI_COMM_WORLD; initialises MPI (thread multiple) when nobody has. Without
  * mpirun it has one rank; where a launcher says that it has started more (DTR_LAUNCHER_CHECK), this
- * is warned about. `options` may be NULL. On failure `*world` is untouched and nothing is
- * left running, except that MPI stays initialised: the call may be tried again, and the next
- * dtr_world_destroy, or the program, finalises it.
- *  @collective all ranks of MPI_COMM_WORLD
+ * is warned about. With options.bootstrap its ranks are those that it says, on one node, and MPI is
+ * neither initialised nor called, then or later. `options` may be NULL. On failure `*world` is
+ * untouched and nothing is left running, except that MPI stays initialised: the call may be tried
+ * again, and the next dtr_world_destroy, or the program, finalises it.
+ *  @collective all ranks of MPI_COMM_WORLD, or of the bootstrap
  *  @blocking until all ranks have entered
  *  @gpu picks this rank's device, creates no context on others
  *  @errors DTR_ERR_ARG, DTR_ERR_DEVICE, DTR_ERR_STATE (MPI already finalised; with
  * DTR_LAUNCHER_CHECK=error fewer ranks than were started), DTR_ERR_MPI, DTR_ERR_NOMEM,
- * DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early), DTR_ERR_MISMATCH (ranks have
- * different versions of the library or settings), DTR_ERR_TIMEOUT (a rank has not come);
+ * DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early; without MPI: ranks on several
+ * nodes, or that share no memory), DTR_ERR_MISMATCH (ranks have different versions of the library
+ * or settings), DTR_ERR_TIMEOUT (a rank has not come); what put or get of the bootstrap return;
  * DTR_ERR_REMOTE where another rank failed
  *  @since 0.1 */
 DTR_API dtr_status dtr_world_create(const dtr_world_options *options, dtr_world **world);
