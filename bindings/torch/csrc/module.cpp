@@ -1,5 +1,6 @@
 // What Python sees of this package's C++ side; dtr_torch/__init__.py is its only user.
 #include "process_group.hpp"
+#include "store.hpp"
 
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
@@ -60,8 +61,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("rank"), py::arg("world_ranks"), py::arg("options"),
         py::call_guard<py::gil_scoped_release>());
     m.def("version", &dtr_version_string, "Versions of the library and of what it runs on.");
-    m.def("world", &world_facts,
-          "Rank, size, rank on the node and number of nodes of the MPI world.");
+    m.def("world", &world_facts, "Rank, size, rank on the node and number of nodes of the world.");
+    m.def("begin_world", &begin_world, py::arg("store"), py::arg("rank"), py::arg("size"),
+          py::call_guard<py::gil_scoped_release>());
+    m.def("has_world", &has_world);
     m.def("broadcast_text", &broadcast_text, py::arg("text"), py::arg("timeout_s"),
           py::call_guard<py::gil_scoped_release>());
     m.def("use_shared_memory", &use_shared_memory, py::arg("on"), py::arg("at_least"),

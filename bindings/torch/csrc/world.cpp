@@ -1,5 +1,7 @@
 #include "world.hpp"
 
+#include "store.hpp"
+
 #include <Python.h>
 
 #include <c10/core/Allocator.h>
@@ -7,6 +9,9 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <mutex>
 
 namespace dtr_torch {
@@ -66,6 +71,42 @@ SharedAllocator &shared_allocator() {
     return *allocator;
 }
 
+// A store of torch as the two functions by which ranks find each other, and what went wrong in it.
+struct Keys {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::string failure;
+
+    static dtr_status put(void *keys, const char *key, const void *value, size_t nbytes) {
+        auto *self = static_cast<Keys *>(keys);
+        try {
+            const auto *bytes = static_cast<const uint8_t *>(value);
+            self->store->set(key, std::vector<uint8_t>(bytes, bytes + nbytes));
+            return DTR_OK;
+        } catch (const std::exception &error) {
+            self->failure = error.what();
+            return DTR_ERR_SYSTEM;
+        }
+    }
+
+    static dtr_status get(void *keys, const char *key, void *value, size_t cap, size_t *nbytes,
+                          double timeout_s) {
+        auto *self = static_cast<Keys *>(keys);
+        try {
+            self->store->wait(
+                { key }, std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000) + 1));
+            const std::vector<uint8_t> bytes = self->store->get(key);
+            *nbytes = bytes.size();
+            std::memcpy(value, bytes.data(), std::min(cap, bytes.size()));
+            return DTR_OK;
+        } catch (const c10::DistStoreError &) {
+            return DTR_ERR_TIMEOUT;
+        } catch (const std::exception &error) {
+            self->failure = error.what();
+            return DTR_ERR_SYSTEM;
+        }
+    }
+};
+
 bool is_site(const std::string &file) {
     for (const auto &folder : not_sites) {
         if (file.compare(0, folder.size(), folder) == 0) {
@@ -113,6 +154,26 @@ dtr_world *world() {
         check(dtr_world_create(nullptr, &the_world));
     }
     return the_world;
+}
+
+void begin_world(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size) {
+    std::lock_guard<std::mutex> lock(world_mutex);
+    TORCH_CHECK(!ended, "the world of dtr_torch has ended with dtr_torch.shutdown()");
+    if (the_world != nullptr) {
+        return;
+    }
+    Keys keys = { store, "" };
+    dtr_bootstrap bootstrap = DTR_BOOTSTRAP_INIT;
+    bootstrap.rank = rank;
+    bootstrap.size = size;
+    bootstrap.arg = &keys;
+    bootstrap.put = Keys::put;
+    bootstrap.get = Keys::get;
+    dtr_world_options options = DTR_WORLD_OPTIONS_INIT;
+    options.bootstrap = &bootstrap;
+    const dtr_status status = dtr_world_create(&options, &the_world);
+    TORCH_CHECK(keys.failure.empty(), dtr_last_error_message(), ": ", keys.failure);
+    check(status);
 }
 
 bool has_world() {

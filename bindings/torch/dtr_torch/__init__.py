@@ -1,9 +1,10 @@
-"""dtr as a backend of torch.distributed, for processes that mpirun has started.
+"""dtr as a backend of torch.distributed, for processes that mpirun or torchrun has started.
 
     import dtr_torch
     torch.distributed.init_process_group("dtr")
 
-Rank, size and rendezvous come from MPI. DistributedDataParallel of this module keeps its buckets in memory that the
+Rank, size and rendezvous come from MPI; where torchrun has started the processes and mpirun has not, from torchrun, and MPI is
+not used. DistributedDataParallel of this module keeps its buckets in memory that the
 ranks of a node share, and shared_memory() does so for other tensors.
 """
 import atexit
@@ -27,7 +28,27 @@ __all__ = ["DistributedDataParallel", "Options", "shared_memory", "shutdown"]
 _C.skip_folders([os.path.join(os.path.dirname(os.path.abspath(module.__file__)), "") for module in (torch, _C)])
 
 
+# What says that a launcher of MPI has started this process.
+_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+
+
+def _by_store():
+    """Whether the ranks have to find each other in a store of torch."""
+    return bool(os.environ.get("MASTER_PORT")) and not any(name in os.environ for name in _OF_MPI)
+
+
+def _begin_world(facts):
+    """The world of the processes that torchrun has started, in the store of the group of all of them."""
+    if not facts.global_ranks_in_group:
+        _C.begin_world(facts.store, facts.group_rank, facts.group_size)
+    else:  # the group of all ranks has another backend
+        store = dist.distributed_c10d._get_default_store()
+        _C.begin_world(store, dist.get_rank(), dist.get_world_size())
+
+
 def _create(facts, options):
+    if _by_store() and not _C.has_world():
+        _begin_world(facts)
     rank, size, _, _ = _C.world()
     ranks = list(facts.global_ranks_in_group) or list(range(facts.group_size))
     if not facts.global_ranks_in_group and (facts.group_rank, facts.group_size) != (rank, size):
@@ -95,6 +116,8 @@ _shared_lock = threading.RLock()
 def shared_memory(at_least=65536):
     """CPU tensors of at_least bytes or more that are made inside lie in memory that the ranks of a node share, which
     collectives read where it is. This holds for all threads; the tensors may be used and freed at any time."""
+    if _by_store() and not _C.has_world():
+        raise RuntimeError("memory is shared by the ranks of a world: call torch.distributed.init_process_group first")
     with _shared_lock:
         before = _C.use_shared_memory(True, at_least)
         try:
