@@ -137,7 +137,7 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
 }
 
 static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
-    for (int r = c->node[at].lowest; c->n_suspects > 0 && r < world->size; r++) {
+    for (int r = c->node[at].lowest; c->node[at].n_suspects > 0 && r < world->size; r++) {
         if (world->node_of[r] == at && c->suspect_ns[r] != 0 && !c->refused[r]) {
             return true;
         }

@@ -54,6 +54,7 @@ typedef struct node {
     int turn, address;      /* local rank and its address to be dialed next */
     int n_tried, n_refused; /* of the addresses of that rank */
     int n_ranks, lowest;    /* world rank */
+    int n_suspects;         /* of its ranks */
     int64_t dial_ns;        /* not before */
     int64_t first_ns;       /* this rank has tried since then; 0: it never had to */
     bool refuses;           /* the rank that is being dialed does: see control_dial.c */

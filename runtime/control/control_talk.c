@@ -24,8 +24,10 @@ static void lose(dtr_world *world, int rank, dtr_status status, const char *text
     }
 }
 
-static void clear_suspicion(dtr__control *c, int rank) {
+static void clear_suspicion(const dtr_world *world, int rank) {
+    dtr__control *c = world->control.plane;
     c->n_suspects -= c->suspect_ns[rank] != 0;
+    c->node[world->node_of[rank]].n_suspects -= c->suspect_ns[rank] != 0;
     c->suspect_ns[rank] = 0;
     c->refused[rank] = false;
 }
@@ -169,7 +171,7 @@ static void note_address(const dtr_world *world, dtr__control *c, const dtr__lin
 static void welcome(dtr_world *world, dtr__link *l) {
     dtr__control *c = world->control.plane;
     note_address(world, c, l);
-    clear_suspicion(c, l->rank);
+    clear_suspicion(world, l->rank);
     memset(c->sent_votes, 0, (size_t)world->local_size * DTR__VOTE_ENTRIES * sizeof *c->sent_votes);
     use_link(c, &c->node[world->node_of[l->rank]], l);
     for (int i = 0; i < world->local_size; i++) {
@@ -207,7 +209,7 @@ static void take_failure(dtr_world *world, const dtr__link *l, const void *data,
     memcpy(&d, data, sizeof d);
     if (dtr__control_theirs(world, l, d.rank)) {
         d.text[DTR__RANK_FAILURE_TEXT - 1] = '\0';
-        clear_suspicion(world->control.plane, d.rank);
+        clear_suspicion(world, d.rank);
         lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text);
     }
 }
@@ -285,6 +287,7 @@ static void link_ended(dtr_world *world, dtr__link *l, int64_t now) {
     } else if (c->suspect_ns[l->rank] == 0) {
         c->suspect_ns[l->rank] = now;
         c->n_suspects++;
+        n->n_suspects++;
     }
 }
 
@@ -344,12 +347,12 @@ static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
         const node *n = &c->node[world->node_of[r]];
         bool waited = n->n_ranks == 1 || now - c->suspect_ns[r] > DETAILS_NS;
         if (dtr__rank_failed(world, r) || c->gone[r] || atomic_load(&c->ended)) {
-            clear_suspicion(c, r);
+            clear_suspicion(world, r);
         } else if ((c->refused[r] && waited) ||
                    ((double)(now - c->suspect_ns[r]) * 1e-9 > c->silence_s &&
                     !(dtr__control_is_listening(n->call) && n->call->rank == r))) {
             lose_suspect(world, r, now);
-            clear_suspicion(c, r);
+            clear_suspicion(world, r);
         }
     }
 }

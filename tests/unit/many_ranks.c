@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../runtime/control/control_internal.h"
 #include "backends/mpi/mpi_internal.h"
 #include "core/team.h"
 #include "group/gpu_choice.h"
@@ -26,7 +27,7 @@ static int in_turn(int r, int n) {
     return r % (n / LOCAL);
 }
 
-static dtr_world numbered(int n, int (*node)(int r, int n)) {
+static dtr_world numbered(int n, int (*node_at)(int r, int n)) {
     dtr_world w = { .size = n, .rank = n - 1 };
     dtr__rank_facts *facts = calloc((size_t)n, sizeof *facts);
     w.node_of = malloc((size_t)n * sizeof(int));
@@ -34,7 +35,7 @@ static dtr_world numbered(int n, int (*node)(int r, int n)) {
     w.local_world = malloc((size_t)n * sizeof(int));
     ck_assert(facts != NULL && w.node_of && w.local_rank_of && w.local_world);
     for (int r = 0; r < n; r++) {
-        facts[r].leader = node == in_blocks ? r / LOCAL * LOCAL : r % (n / LOCAL);
+        facts[r].leader = node_at == in_blocks ? r / LOCAL * LOCAL : r % (n / LOCAL);
     }
     dtr__number_nodes(&w, facts);
     free(facts);
@@ -47,17 +48,17 @@ static void forget(dtr_world *w) {
     free(w->local_world);
 }
 
-static void number(int n, int (*node)(int r, int n)) {
-    dtr_world w = numbered(n, node);
+static void number(int n, int (*node_at)(int r, int n)) {
+    dtr_world w = numbered(n, node_at);
     ck_assert_int_eq(w.node_count, n / LOCAL);
     ck_assert_int_eq(w.node, n / LOCAL - 1);
     for (int r = 0; r < n; r++) {
-        ck_assert_int_eq(w.node_of[r], node(r, n));
-        ck_assert_int_eq(w.local_rank_of[r], node == in_blocks ? r % LOCAL : r / (n / LOCAL));
+        ck_assert_int_eq(w.node_of[r], node_at(r, n));
+        ck_assert_int_eq(w.local_rank_of[r], node_at == in_blocks ? r % LOCAL : r / (n / LOCAL));
     }
     for (int i = 0; i < LOCAL; i++) {
         ck_assert_int_eq(w.local_world[i],
-                         node == in_blocks ? n - LOCAL + i : (i + 1) * (n / LOCAL) - 1);
+                         node_at == in_blocks ? n - LOCAL + i : (i + 1) * (n / LOCAL) - 1);
     }
     forget(&w);
 }
@@ -77,8 +78,8 @@ START_TEST(nodes_are_numbered) {
 END_TEST
 
 /* A group of every second rank, so that each node has half of its ranks in it. */
-static void find_nodes(int n, int (*node)(int r, int n)) {
-    dtr_world w = numbered(2 * n, node);
+static void find_nodes(int n, int (*node_at)(int r, int n)) {
+    dtr_world w = numbered(2 * n, node_at);
     dtr_group *g = calloc(1, sizeof *g);
     dtr__mpi_nodes *nodes = NULL;
     ck_assert_ptr_nonnull(g);
@@ -92,7 +93,7 @@ static void find_nodes(int n, int (*node)(int r, int n)) {
     g->world_ranks = ranks;
     ck_assert(dtr__mpi_nodes_new(g, &nodes));
     ck_assert_ptr_nonnull(nodes);
-    const bool blocks = node == in_blocks;
+    const bool blocks = node_at == in_blocks;
     const int here = blocks ? LOCAL / 2 : LOCAL;
     ck_assert_int_eq(nodes->n, n / here);
     ck_assert_int_eq(nodes->contiguous, blocks);
@@ -181,6 +182,44 @@ START_TEST(ranks_that_share_a_gpu_are_found) {
 }
 END_TEST
 
+/* ---- suspects ---- */
+
+/* A round of the watchdog of the last node, which has connections to all nodes and dials none,
+ * while rank 0 is suspect and refuses. */
+static void suspect(int n) {
+    dtr_world w = numbered(n, in_blocks);
+    dtr__control *c = calloc(1, sizeof *c);
+    dtr__link *link = calloc(1, sizeof *link);
+    ck_assert(c != NULL && link != NULL);
+    w.control.plane = c;
+    c->alone = true;
+    c->node = calloc((size_t)w.node_count, sizeof *c->node);
+    c->suspect_ns = calloc((size_t)n, sizeof *c->suspect_ns);
+    c->refused = calloc((size_t)n, sizeof *c->refused);
+    ck_assert(c->node != NULL && c->suspect_ns != NULL && c->refused != NULL);
+    for (int at = 0; at < w.node_count; at++) {
+        c->node[at].link = link;
+        c->node[at].n_ranks = LOCAL;
+        c->node[at].lowest = at * LOCAL;
+    }
+    c->suspect_ns[0] = 1;
+    c->refused[0] = true;
+    c->n_suspects = c->node[0].n_suspects = 1;
+    dtr__control_dial_nodes(&w, c, 0);
+    ck_assert_ptr_null(c->node[0].call);
+    free(c->refused);
+    free(c->suspect_ns);
+    free(c->node);
+    free(link);
+    free(c);
+    forget(&w);
+}
+
+START_TEST(a_suspect_is_looked_for_on_its_node) {
+    grows_like_ranks(suspect);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("steps");
     tcase_set_timeout(tc, 0);
@@ -188,6 +227,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, nodes_of_a_group_are_found);
     tcase_add_test(tc, every_rank_takes_its_gpu);
     tcase_add_test(tc, ranks_that_share_a_gpu_are_found);
+    tcase_add_test(tc, a_suspect_is_looked_for_on_its_node);
     suite_add_tcase(s, tc);
 }
 
