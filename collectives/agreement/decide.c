@@ -63,7 +63,7 @@ static void append(char *text, size_t cap, const char *fmt, ...) {
     size_t at = strlen(text);
     va_list args;
     va_start(args, fmt);
-    vsnprintf(text + at, cap - at, fmt, args);
+    vsnprintf(text + at, cap - at, fmt, args); // NOLINT(clang-analyzer-valist.Uninitialized)
     va_end(args);
 }
 

@@ -29,7 +29,7 @@ dtr_status dtr__inbox_send(dtr__inbox *b, int to, int tag, uint64_t uid, const v
                            size_t head_nbytes, const void *tail, size_t tail_nbytes);
 /* The oldest message of that tag and uid, from any rank where `from` is -1: malloc'ed, with its
  * sender; NULL: there is none. */
-dtr_status dtr__inbox_receive(dtr__inbox *b, int tag, uint64_t uid, int from, void **message,
+dtr_status dtr__inbox_receive(dtr__inbox *b, int tag, uint64_t uid, int from, void **data,
                               size_t *nbytes, int *source);
 
 /* dtr__members with an inbox; a rank that ends meanwhile is DTR_ERR_REMOTE. */
