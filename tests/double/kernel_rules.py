@@ -21,3 +21,8 @@ def widths(kernels, wide, where):
             yield "%s has no load of 16 bytes in %s" % (name, where)
         if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
             yield "%s has no store of 16 bytes in %s" % (name, where)
+
+
+def not_found(words, said, bad):
+    """Of the faults of a source with bad kernels, a complaint for each that a check does not name."""
+    return ["a bad kernel is not found (%s); of %s the check says:\n%s" % (text, bad, said) for text in words if text not in said]

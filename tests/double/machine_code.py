@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 
-from kernel_rules import output, widths
+from kernel_rules import not_found, output, widths
 
 library, architectures, nvcc, bad, tree = sys.argv[1:]
 VENV = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dtr", "cuda")
@@ -100,9 +100,7 @@ with tempfile.TemporaryDirectory() as temporary:
     fatbin = os.path.join(temporary, "bad.fatbin")
     output([nvcc, "-arch=sm_90", "-I" + os.path.join(tree, "collectives"), "-fatbin", "-o", fatbin, bad])
     said = "\n".join(check(fatbin)[1])
-for words in ("narrow has no load", "narrow has no store", "spilling keeps", "few_copied keeps"):
-    if words not in said:
-        wrong.append("a bad kernel is not found (%s); of %s the check says:\n%s" % (words, bad, said))
+wrong += not_found(("narrow has no load", "narrow has no store", "spilling keeps", "few_copied keeps"), said, bad)
 if wrong:
     sys.exit("\n".join(wrong))
 for arch, kernels in sorted(usage.items()):
