@@ -22,7 +22,7 @@ static const char help[] =
     "batches and compare the losses\n"
     "  --checkpoint FILE  resume from FILE if it exists, save there at the end (an index; tensors "
     "beside it); after SIGUSR2, which a scheduler may send before the time is up, save at once and "
-    "end with status 75 (not with --uneven)\n"
+    "end with status 75\n"
     "  --resume FILE      start from FILE, which must exist; it may have been written on another "
     "number of ranks, with --zero or without\n"
     "  --save-every N     also save every N steps\n"
@@ -31,7 +31,8 @@ static const char help[] =
     "  --accumulate N     backward passes per optimizer step (default 1)\n"
     "  --hook NAME        communication hook: allreduce, fp16, bf16, q8 or powersgd\n"
     "  --mixed TYPE       average gradients in bf16 or f16\n"
-    "  --uneven           rank r has r batches more than rank 0\n"
+    "  --uneven           rank r has r batches more than rank 0; a checkpoint is of the last step "
+    "that all make\n"
     "  --deterministic    the same bits whatever backend moves the data\n"
     "  --curve FILE       rank 0 writes every step's loss there\n"
     "  --sample N         bytes of text to generate at the end (default 240)\n"
@@ -180,10 +181,8 @@ static bool fits(const train_options *o, bool loud) {
     const char *why = NULL;
     if (o->zero && o->hook != NULL) {
         why = "--zero does not go with --hook: a hook takes the place of the reduction";
-    } else if (o->uneven && (o->zero || o->verify > 0 || o->accumulate > 1)) {
-        why = "--uneven does not go with --zero, --verify and --accumulate";
-    } else if (o->uneven && (o->checkpoint != NULL || o->resume != NULL)) {
-        why = "--uneven does not go with checkpoints: the ranks' optimizers differ at the end";
+    } else if (o->uneven && (o->zero || o->accumulate > 1)) {
+        why = "--uneven does not go with --zero and --accumulate";
     }
     if (why != NULL && loud) {
         fprintf(stderr, "train_gpt: %s\n", why);

@@ -28,6 +28,7 @@ typedef struct trainer {
     int part;    /* backward pass of this step, from 0 */
     uint8_t *input, *target;
     long step;        /* steps done */
+    long shared;      /* steps that all ranks make, unless the time is up before */
     float *reference; /* losses of the one-rank run, [verify] on rank 0 */
     double worst;     /* largest relative difference seen against it */
     double start, comm_s, exposed_s, loss_sum, loss_n;
@@ -228,7 +229,7 @@ static dtr_status train_step(trainer *t, float *loss) {
     }
     t->step++;
     *loss = mine; /* ranks that have joined take no part in collectives of the program's own */
-    return o->uneven ? DTR_OK : global_loss(t, mine, loss);
+    return t->step > t->shared ? DTR_OK : global_loss(t, mine, loss);
 }
 
 /* One line per twentieth of the way: launchers give ranks a terminal of their own, so redrawing a
@@ -289,11 +290,23 @@ static bool report_step(const trainer *t, dtr_status s) {
     return s == DTR_OK;
 }
 
+/* At the last step that all ranks make, after which [--uneven] their optimizers differ; before it
+ * when the time is up, or every so many. */
+static bool save_is_due(const trainer *t) {
+    const train_options *o = &t->options;
+    return o->checkpoint != NULL && t->step <= t->shared &&
+           (t->step == t->shared || t->warned ||
+            (o->save_every > 0 && t->step % o->save_every == 0));
+}
+
 static bool train(trainer *t) {
     const train_options *o = &t->options;
-    long first = t->step, last = o->stop_at > 0 && o->stop_at < o->steps ? o->stop_at : o->steps;
-    last += o->uneven ? t->rank : 0;
+    const long first = t->step;
+    const long last = t->shared + (o->uneven && t->shared == o->steps ? t->rank : 0);
     t->start = now();
+    if (first >= t->shared && o->checkpoint != NULL && !save(t)) {
+        return false;
+    }
     if (o->uneven && !report_step(t, dtr_ddp_join_begin(t->p.ddp, NULL))) {
         return false;
     }
@@ -304,17 +317,13 @@ static bool train(trainer *t) {
         }
         compare(t, loss);
         draw(t, loss);
-        t->warned = t->warned && t->step < last;
+        t->warned = t->warned && t->step < t->shared;
         show(t, first, loss, t->step == last || t->warned);
-        if (o->checkpoint != NULL && o->save_every > 0 && t->step % o->save_every == 0 &&
-            !save(t)) {
+        if (save_is_due(t) && !save(t)) {
             return false;
         }
     }
-    if (o->uneven && !report_step(t, dtr_ddp_join_end(t->p.ddp))) {
-        return false;
-    }
-    return o->checkpoint == NULL || save(t);
+    return !o->uneven || report_step(t, dtr_ddp_join_end(t->p.ddp));
 }
 
 /* ---- after training ---- */
@@ -382,7 +391,7 @@ static void introduce_options(const trainer *t) {
                o->hook != NULL ? ", by hook " : "", o->hook != NULL ? o->hook : "");
     }
     if (o->uneven) {
-        printf("rank r trains r steps more than rank 0; the loss is rank 0's\n");
+        printf("rank r trains r steps more than rank 0\n");
     }
 }
 
@@ -414,6 +423,10 @@ static bool run(trainer *t) {
     introduce(t);
     if (!resume(t)) {
         return false;
+    }
+    t->shared = t->options.steps;
+    if (t->options.stop_at > 0 && t->options.stop_at < t->shared) {
+        t->shared = t->options.stop_at;
     }
     if (t->step > 0) {
         t->options.verify = 0; /* the reference starts at step 0 */
