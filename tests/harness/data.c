@@ -410,21 +410,42 @@ void th_expect(void *dst, dtr_dtype d, dtr_op op, size_t first, size_t count, in
     th_expect_prefix(dst, d, op, first, count, W, W);
 }
 
-void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
-    for (size_t k = 0; k < count; k++) {
-        uint64_t v = (uint64_t)(10000 * j + 100 * b) + k;
-        if (d == DTR_BOOL) {
-            ((uint8_t *)dst)[k] = (uint8_t)(v >> 2 ^ v) & 1;
-        } else if (is_pair(d)) {
-            put_pair(dst, d, k, (double)v, -(int64_t)v, 0x77);
-        } else if (is_integer(d)) {
-            put_int(dst, d, k, v);
-        } else {
-            double x =
-                format_of(d) != NULL ? (double)(v % (dtr_dtype_size(d) == 1 ? 7 : 127)) : (double)v;
-            th_set(dst, d, k, x, is_complex(d) ? -x - 1 : 0);
-        }
+/* After how many elements of any block the types begin again; SIZE_MAX: never. */
+static size_t block_period(dtr_dtype d) {
+    const size_t size = dtr_dtype_size(d);
+    return d == DTR_BOOL               ? 8
+           : format_of(d) != NULL      ? (size == 1 ? 7 : 127)
+           : is_integer(d) && size < 4 ? (size_t)1 << 8 * size
+                                       : SIZE_MAX;
+}
+
+static void fill_block_one(void *dst, dtr_dtype d, size_t k, uint64_t v) {
+    if (d == DTR_BOOL) {
+        ((uint8_t *)dst)[k] = (uint8_t)(v >> 2 ^ v) & 1;
+    } else if (is_pair(d)) {
+        put_pair(dst, d, k, (double)v, -(int64_t)v, 0x77);
+    } else if (is_integer(d)) {
+        put_int(dst, d, k, v);
+    } else {
+        double x =
+            format_of(d) != NULL ? (double)(v % (dtr_dtype_size(d) == 1 ? 7 : 127)) : (double)v;
+        th_set(dst, d, k, x, is_complex(d) ? -x - 1 : 0);
     }
+}
+
+void th_fill_block(void *dst, dtr_dtype d, size_t count, int j, int b) {
+    const uint64_t first = (uint64_t)(10000 * j + 100 * b);
+    const size_t n = block_period(d) < count ? block_period(d) : count;
+    if (d == DTR_F32) { /* the type of large blocks */
+        for (size_t k = 0; k < count; k++) {
+            ((float *)dst)[k] = (float)(first + k);
+        }
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        fill_block_one(dst, d, k, first + k);
+    }
+    repeat(dst, d, n, count);
 }
 
 size_t th_differs(const void *a, const void *b, dtr_dtype d, size_t count) {

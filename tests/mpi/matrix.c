@@ -506,13 +506,13 @@ START_TEST(in_place_with_slow_ranks) {
     for (int i = 0; i < n; i++) {
         pthread_create(&thread[i], NULL, keep_busy, &stop);
     }
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 5; i++) { /* 4 MiB: where the peers' memory is read, if it is at all */
         run(&(variant){
             .k = (const kind[]){ REDUCE_SCATTER, ALLREDUCE, SCAN, EXSCAN, ALLTOALLV }[i % 5],
             .d = DTR_F32,
             .op = DTR_SUM,
-            .count = TH_SANITIZED ? 300001 : 3000001,
-            .async = i < 5,
+            .count = TH_SANITIZED ? 100001 : 1048579,
+            .async = i % 2 == 0,
             .in_place = true });
     }
     atomic_store(&stop, true);

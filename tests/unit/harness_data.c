@@ -112,6 +112,48 @@ START_TEST(integer_average_truncates_toward_zero) {
 }
 END_TEST
 
+/* Number v in the exact range of a type. */
+static double folded(dtr_dtype d, uint64_t v) {
+    switch (d) {
+    case DTR_BOOL:
+        return (double)((v >> 2 ^ v) & 1);
+    case DTR_F16:
+    case DTR_BF16:
+        return (double)(v % 127);
+    case DTR_F8E4M3:
+    case DTR_F8E5M2:
+        return (double)(v % 7);
+    case DTR_I8:
+        return (double)(int8_t)v;
+    case DTR_U8:
+        return (double)(uint8_t)v;
+    case DTR_I16:
+        return (double)(int16_t)v;
+    case DTR_U16:
+        return (double)(uint16_t)v;
+    default:
+        return (double)v;
+    }
+}
+
+START_TEST(blocks_count_on) { /* longer than where any type begins again */
+    enum { COUNT = 70000, RANK = 3, BLOCK = 2 };
+    for (int i = 0; i < TH_NUMBERS; i++) {
+        const dtr_dtype d = th_all_dtypes[i];
+        void *block = malloc(COUNT * dtr_dtype_size(d));
+        th_fill_block(block, d, COUNT, RANK, BLOCK);
+        for (size_t k = 0; k < COUNT; k++) {
+            const double want = folded(d, 10000 * RANK + 100 * BLOCK + k);
+            const double got = th_get(block, d, k, false);
+            if (got != want || (d == DTR_C64 && th_get(block, d, k, true) != -want - 1)) {
+                ck_abort_msg("%s: element %zu is %g, not %g", dtr_dtype_name(d), k, got, want);
+            }
+        }
+        free(block);
+    }
+}
+END_TEST
+
 START_TEST(guards_see_a_stray_byte) {
     th_buf b = th_buf_new(10, DTR_F32, DTR_MEM_DEFAULT, 4);
     ck_assert(th_buf_ok(&b, true));
@@ -131,6 +173,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, the_first_difference_is_named);
     tcase_add_test(tc, sums_are_exact_in_any_order);
     tcase_add_test(tc, integer_average_truncates_toward_zero);
+    tcase_add_test(tc, blocks_count_on);
     tcase_add_test(tc, guards_see_a_stray_byte);
     suite_add_tcase(s, tc);
 }
