@@ -2,7 +2,6 @@
  * peer that has not heard of it, or stands still in the midst of a store, does not change what the
  * program, or the library, has there since (reliability:EA3). */
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,7 +283,7 @@ static const dtr__shm_board *own_row;
 static void hold_until_withdrawn(void) {
     atomic_store(&copying, 1);
     while (atomic_load(&own_row->withdrawn) == 0) {
-        sched_yield();
+        th_sleep(0.0002);
     }
     th_sleep(2); /* as a thread that has lost its core: longer than others are waited for */
 }
@@ -320,7 +319,7 @@ START_TEST(own_thread) {
         dtr__progress_lock_release(g->engine->progress);
         TH_CHECK(pthread_create(&mover, NULL, move, work) == 0, "no thread");
         while (atomic_load(&copying) == 0) {
-            sched_yield();
+            th_sleep(0.0002);
         }
         TH_IS(dtr_group_abort(g, "rank 0 has given up"), DTR_OK);
         TH_IS(dtr_work_wait(work, -1), DTR_ERR_ABORTED);

@@ -3,7 +3,6 @@
  * as soon as its work has ended, also while another of its threads holds the lock of the group, or
  * is in the midst of copying. */
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -167,7 +166,7 @@ static _Atomic int copying, go_on;
 static void hold_copy(void) {
     atomic_store(&copying, 1);
     while (atomic_load(&go_on) == 0) {
-        sched_yield();
+        th_sleep(0.0002);
     }
 }
 
@@ -202,7 +201,7 @@ START_TEST(copied_while_it_ends) {
         dtr__progress_lock_release(g->engine->progress);
         TH_CHECK(pthread_create(&mover, NULL, move, work) == 0, "no thread");
         while (atomic_load(&copying) == 0) {
-            sched_yield();
+            th_sleep(0.0002);
         }
         TH_IS(dtr_group_abort(g, "the owner has given up"), DTR_OK);
         TH_IS(dtr_work_wait(work, -1), DTR_ERR_ABORTED);
