@@ -34,20 +34,34 @@ static struct {
     char *input, *result[3];
 } data;
 
-static void make_data(const sort *s, size_t n) {
-    const size_t size = dtr_dtype_size(s->dtype);
-    const int of[] = { th_size(), th_rank() + 1, th_rank() };
-    data.n = n;
-    data.input = malloc((n + 1) * size);
+static void make_input(char *to, const sort *s, int r, size_t n) {
     for (size_t k = 0; k < n; k++) {
-        element(data.input + k * size, s, th_rank(), k);
+        element(to + k * dtr_dtype_size(s->dtype), s, r, k);
     }
-    for (int i = 0; i < 3; i++) {
-        data.result[i] = malloc((n + 1) * size);
-        for (size_t k = 0; k < n; k++) {
-            expected(data.result[i] + k * size, s, of[i], k);
+}
+
+static void make_data(const sort *s, size_t n) {
+    const size_t nbytes = (n + 1) * dtr_dtype_size(s->dtype);
+    const int of[] = { th_size(), th_rank() + 1, th_rank() };
+    char *sum = malloc(nbytes), *next = malloc(nbytes);
+    data.n = n;
+    data.input = malloc(nbytes);
+    make_input(data.input, s, th_rank(), n);
+    make_input(sum, s, 0, n);
+    for (int r = 0; r < th_size(); r++) {
+        if (r > 0) {
+            make_input(next, s, r, n);
+            s->fn(sum, next, n, s->dtype, &mark);
+        }
+        for (int i = 0; i < 3; i++) {
+            if (r + 1 == of[i] || r == 0) {
+                data.result[i] = r == 0 ? malloc(nbytes) : data.result[i];
+                memcpy(data.result[i], sum, nbytes);
+            }
         }
     }
+    free(sum);
+    free(next);
 }
 
 static void free_data(void) {

@@ -4,7 +4,6 @@
 #define TH_USER_OPS_H
 
 #include <fenv.h>
-#include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -101,7 +100,7 @@ static inline void element(void *to, const sort *s, int r, size_t k) {
     const dtr_i64_index map = { (int64_t)(n | 1), (int64_t)(n >> 7) };
     const unsigned char some = (unsigned char)(n >> 40 & 1 ? n >> 56 : 0);
     const uint32_t multiple = (uint32_t)((n >> 60) + 1) * 12;
-    const float fraction = ldexpf((float)(n >> 41), (int)(n >> 20 & 15));
+    const float fraction = (float)(n >> 41) * (float)(1U << (n >> 20 & 15));
     const void *const of[SORTS] = { &map, &some, &multiple, &fraction };
     memcpy(to, of[s - sorts], dtr_dtype_size(s->dtype));
 }
