@@ -474,7 +474,7 @@ static void rounds(int n) {
 /* Handles that are gone are kept, but not all of them. */
 START_TEST(memory_is_flat) {
     const char *asked = getenv("FLAT_ROUNDS");
-    const int n = asked != NULL ? atoi(asked) : 1000;
+    const int n = asked != NULL ? atoi(asked) : 400;
     rounds(800);
     const long before = heap();
     const size_t shared = dtr__arena_used(th_world());
@@ -482,7 +482,7 @@ START_TEST(memory_is_flat) {
     if (asked != NULL) {
         printf("rank %d: %d rounds: heap %+ld KiB\n", th_rank(), n, heap() - before);
     }
-    TH_CHECK(heap() - before < 200, "the heap grew by %ld KiB", heap() - before);
+    TH_CHECK(heap() - before < 80, "the heap grew by %ld KiB", heap() - before);
     TH_CHECK(dtr__arena_used(th_world()) <= shared, "node-shared memory grew by %zd bytes",
              (ssize_t)(dtr__arena_used(th_world()) - shared));
     TH_CHECK(retired() <= 4, "%d groups have communicators left", retired());
