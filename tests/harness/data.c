@@ -512,12 +512,20 @@ double th_uniform(th_rng *g) {
     return (double)(th_next(g) >> 11) * 0x1p-53;
 }
 
+/* 2^e of a normal number. */
+static double power(int e) {
+    const uint64_t bits = (uint64_t)(e + 1023) << 52;
+    double p;
+    memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
 void th_random_floats(void *dst, dtr_dtype d, size_t count, th_rng *g, int min_exp, int max_exp) {
     for (size_t k = 0; k < count; k++) {
         double part[2];
         for (int i = 0; i < 2; i++) {
             int e = min_exp + (int)(th_next(g) % (uint64_t)(max_exp - min_exp + 1));
-            part[i] = ldexp(1 + th_uniform(g), e) * (th_next(g) & 1 ? 1 : -1);
+            part[i] = (1 + th_uniform(g)) * power(e) * (th_next(g) & 1 ? 1 : -1);
         }
         th_set(dst, d, k, part[0], part[1]);
     }

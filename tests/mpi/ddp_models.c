@@ -42,8 +42,11 @@ void synth_free(synth *s) {
     free(s->names);
 }
 
+/* Elements after which the inputs of a parameter begin again. */
+enum { SYNTH_PERIOD = 17 };
+
 double synth_input(size_t i, size_t k, int r, int step) {
-    return (double)((7 * k + 13 * (size_t)r) % 17) - 8.0 + 17.0 * (double)i + step;
+    return (double)((7 * k + 13 * (size_t)r) % SYNTH_PERIOD) - 8.0 + 17.0 * (double)i + step;
 }
 
 double synth_mean(size_t i, size_t k, int W, int step, int divisor, dtr_dtype dtype) {
@@ -57,22 +60,30 @@ double synth_mean(size_t i, size_t k, int W, int step, int divisor, dtr_dtype dt
 
 void synth_write(dtr_ddp *ddp, const synth *s, size_t i, int step, bool add) {
     dtr_tensor *g = dtr_ddp_grad(ddp, i);
+    double input[SYNTH_PERIOD];
     TH_CHECK(g != NULL, "no gradient tensor for %zu: %s", i, dtr_last_error_message());
+    for (size_t k = 0; k < SYNTH_PERIOD; k++) {
+        input[k] = synth_input(i, k, th_rank(), step);
+    }
     for (size_t k = 0; g != NULL && k < dtr_tensor_numel(g); k++) {
         double old = add ? th_get(dtr_tensor_data(g), s->dtype, k, false) : 0;
-        th_set(dtr_tensor_data(g), s->dtype, k, old + synth_input(i, k, th_rank(), step), 0);
+        th_set(dtr_tensor_data(g), s->dtype, k, old + input[k % SYNTH_PERIOD], 0);
     }
 }
 
 void synth_check(dtr_ddp *ddp, const synth *s, size_t i, int step, int divisor) {
     dtr_tensor *g = dtr_ddp_grad(ddp, i);
+    double want[SYNTH_PERIOD];
     TH_CHECK(g != NULL, "no gradient tensor for %zu", i);
+    for (size_t k = 0; k < SYNTH_PERIOD; k++) {
+        char bytes[16] = { 0 };
+        th_set(bytes, s->dtype, 0, synth_mean(i, k, th_size(), step, divisor, s->dtype), 0);
+        want[k] = th_get(bytes, s->dtype, 0, false);
+    }
     for (size_t k = 0; g != NULL && k < dtr_tensor_numel(g); k++) {
-        char want[16] = { 0 };
-        th_set(want, s->dtype, 0, synth_mean(i, k, th_size(), step, divisor, s->dtype), 0);
-        double got = th_get(dtr_tensor_data(g), s->dtype, k, false);
-        TH_CHECK(got == th_get(want, s->dtype, 0, false), "p%zu[%zu] in step %d is %.9g, want %.9g",
-                 i, k, step, got, th_get(want, s->dtype, 0, false));
+        const double got = th_get(dtr_tensor_data(g), s->dtype, k, false);
+        TH_CHECK(got == want[k % SYNTH_PERIOD], "p%zu[%zu] in step %d is %.9g, want %.9g", i, k,
+                 step, got, want[k % SYNTH_PERIOD]);
     }
 }
 
