@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "device_tensors.h"
-#include "fake_cuda.h"
 
 enum { PARAMS = 4, HOST = 0, DEVICE = 1 };
 static const int64_t pair_numel[PARAMS] = { 900, 5, 4100, 2049 };

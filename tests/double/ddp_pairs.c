@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ddp_pair.h"
+#include "fake_cuda.h"
 
 /* ---- statistics ---- */
 

@@ -21,6 +21,11 @@ bool find_device(void) {
     return true;
 }
 
+bool nccl_is_alone(void) {
+    const char *backend = getenv("DTR_BACKEND");
+    return device != NULL && backend != NULL && strstr(backend, "cuda:nccl") != NULL;
+}
+
 static void cuda(int code, const char *what) {
     TH_CHECK(code == 0, "%s: %s", what, device->error_text(code));
 }

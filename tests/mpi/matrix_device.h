@@ -10,6 +10,8 @@ extern const dtr__device_ops *device; /* NULL: buffers of the host */
 extern void *stream;
 /* False: a device is asked for that cannot be used. */
 bool find_device(void);
+/* Nothing but NCCL may serve them, by DTR_BACKEND. */
+bool nccl_is_alone(void);
 
 /* A buffer with its guard words on the device, and pinned memory on the way there and back. */
 typedef struct mirror {
