@@ -218,6 +218,10 @@ dtr_status dtr__device_windows(dtr_group *g, int device, void *const *blocks, si
     return nccl ? dtr__nccl_windows(g, device, blocks, n, wanted, way) : DTR_OK;
 }
 
+size_t dtr__device_whole(const dtr_world *world, size_t nbytes) {
+    return dtr__nccl_whole(world, nbytes);
+}
+
 static dtr_status group_connect(dtr_group *g, dtr_device device) {
     static const char entry[] = "dtr_group_connect";
     dtr_status s = dtr__group_check(g, entry);

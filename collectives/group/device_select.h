@@ -30,6 +30,9 @@ const char *dtr__device_backend(const dtr_group *g, const dtr__call *c, const ch
 dtr_status dtr__device_windows(dtr_group *g, int device, void *const *blocks, size_t n,
                                const char **way);
 
+/* The size of a block that holds so many bytes and can become such a window. */
+size_t dtr__device_whole(const dtr_world *world, size_t nbytes);
+
 /* Whether operations under way use memory of a device: what dtr_free asks. */
 bool dtr__call_uses(const dtr__call *c, const void *block, size_t nbytes);
 bool dtr__device_memory_used(dtr_world *world, const void *block, size_t nbytes);

@@ -284,6 +284,10 @@ dtr_status dtr__ddp_device_register(dtr_ddp *ddp) {
     return s;
 }
 
+size_t dtr__ddp_device_whole(const dtr_ddp *ddp, size_t nbytes) {
+    return dtr__ddp_on_device(ddp) ? dtr__device_whole(ddp->world, nbytes) : nbytes;
+}
+
 /* ---- the table of moves ---- */
 
 static dtr_status device_make(dtr_world *world, dtr_device device, dtr_dtype dtype, int64_t count,

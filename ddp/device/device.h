@@ -73,6 +73,8 @@ dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n,
 dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
 /* Let NCCL know the memory of new buckets as well as it can; collective, no bucket is in use. */
 dtr_status dtr__ddp_device_register(dtr_ddp *ddp);
+/* The size of a bucket's memory, of so many bytes at least, that NCCL can know so well. */
+size_t dtr__ddp_device_whole(const dtr_ddp *ddp, size_t nbytes);
 void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
 /* `stream` goes on behind all who contributed to a bucket. */
 dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream);

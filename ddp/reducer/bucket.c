@@ -24,7 +24,8 @@ static dtr_status bucket_memory(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     /* Room for one slice per rank, of so many ranks or fewer, so that a sharded optimizer can be
      * added without moving it. */
     size_t sliced = (b->plan->nbytes + DTR__PLAN_ALIGN * (size_t)(ddp->size - 1)) / size;
-    int64_t count = (int64_t)(sliced > b->count ? sliced : b->count);
+    size_t wanted = sliced > b->count ? sliced : b->count;
+    int64_t count = (int64_t)(dtr__ddp_device_whole(ddp, wanted * size) / size);
     DTR_TRY(ddp->mover->make(ddp->world, ddp->device, b->plan->dtype, count, &b->memory, &plain));
     if (plain) {
         dtr__ddp_warn(ddp, DTR__WARN_MEMORY,

@@ -14,6 +14,8 @@
 #include "group/groups.h"
 #include "nccl_data.h"
 
+enum { LARGE = 300000 }; /* elements of a block that is one of NCCL's own */
+
 static bool old_version(void) {
     const char *v = getenv("DTR_FAKE_NCCL_VERSION");
     return v != NULL && atoi(v) < 21900;
@@ -97,7 +99,7 @@ START_TEST(AA1_switch) {
         dtr_fake_cuda_log_start();
         setenv("DTR_NCCL_REGISTER", on ? "1" : "0", 1);
         TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
-        TH_IS(dtr_alloc(w, gpu, DTR_MEM_DEFAULT, 1000, &p), DTR_OK);
+        TH_IS(dtr_alloc(w, gpu, DTR_MEM_DEFAULT, LARGE * 4, &p), DTR_OK);
         int effect = on && !old_version(), lines = on && old_version() && th_rank() == 0;
         TH_CHECK(calls_of("ncclMemAlloc", p) == effect, "%s", dtr_fake_cuda_log_text());
         TH_CHECK(heard.no_effect == lines && heard.why == lines, "what was said");
@@ -109,7 +111,7 @@ START_TEST(AA1_switch) {
     if (old_version()) {
         dtr_fake_cuda_log_start();
         dtr_group *g = connected_group(0);
-        dtr_buffer b = filled(N, 1);
+        dtr_buffer b = filled(LARGE, 1);
         sum_good(g, b);
         drop(b);
         TH_CHECK(calls("ncclCommRegister") == 0 && calls("ncclMem") == 0, "a call that is absent");
@@ -124,7 +126,7 @@ END_TEST
 START_TEST(AA3_blocks) {
     dtr_group *a = connected_group(0), *b = connected_group(0);
     dtr_fake_cuda_log_start();
-    dtr_buffer m = filled(N, 1);
+    dtr_buffer m = filled(LARGE, 1);
     TH_CHECK(calls_of("ncclMemAlloc", m.data) == 1, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(told(0, m.data) == 2, "%s", dtr_fake_cuda_log_text());
     sum_good(a, m);
@@ -145,12 +147,15 @@ START_TEST(AA3_blocks) {
 }
 END_TEST
 
+static _Atomic int dropped;
+
 /* Lets the held stream go once the block's end waits for it, or has not waited. */
 static void *let_go_main(void *event) {
-    while (calls("cudaFree p=") == 0 && calls("ncclMemFree ptr") == 0) {
+    while (calls("cudaFree p=") == 0 && calls("ncclMemFree ptr") == 0 && !atomic_load(&dropped)) {
         th_sleep(0.001);
     }
-    TH_CHECK(calls("ncclMemFree ptr") == 0, "the memory is gone while a stream has to use it");
+    TH_CHECK(calls("ncclMemFree ptr") == 0 && !atomic_load(&dropped),
+             "the memory is gone while a stream has to use it");
     dtr_fake_cuda_hold(event, 0);
     return NULL;
 }
@@ -160,11 +165,13 @@ START_TEST(AA7_free_waits) {
     cudaEvent_t open;
     cudaStream_t stream = held_stream(&open);
     pthread_t thread;
-    dtr_buffer m = device_f32(N);
+    dtr_buffer m = device_f32(LARGE);
     TH_CHECK(cudaMemsetAsync(m.data, 0, N, stream) == cudaSuccess, "fill");
     dtr_fake_cuda_log_start();
+    atomic_store(&dropped, 0);
     TH_CHECK(pthread_create(&thread, NULL, let_go_main, open) == 0, "thread");
     drop(m);
+    atomic_store(&dropped, 1);
     pthread_join(thread, NULL);
     TH_CHECK(calls("ncclMemFree ptr") == 1, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
@@ -224,8 +231,8 @@ START_TEST(AA4_new_communicator) {
     const dtr_device second = { DTR_CUDA, 1 };
     void *own = NULL, *other = NULL;
     dtr_group *half = NULL;
-    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, 5000, &own), DTR_OK);
-    TH_IS(dtr_alloc(th_world(), second, DTR_MEM_DEFAULT, 5000, &other), DTR_OK);
+    TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, LARGE * 4, &own), DTR_OK);
+    TH_IS(dtr_alloc(th_world(), second, DTR_MEM_DEFAULT, LARGE * 4, &other), DTR_OK);
     dtr_fake_cuda_log_start();
     dtr_group *g = connected_group(0);
     TH_CHECK(told(0, own) == 1 && told(0, other) == 0, "%s", dtr_fake_cuda_log_text());
@@ -257,7 +264,7 @@ static void await_call(const char *text) {
 
 /* AA5, I2: before a communicator ends or is aborted, it knows no block any more. */
 START_TEST(AA5_teardown) {
-    dtr_buffer m = filled(N, 1);
+    dtr_buffer m = filled(LARGE, 1);
     for (int abort_it = 0; abort_it < 2; abort_it++) {
         const char *end = abort_it ? "ncclCommAbort" : "ncclCommFinalize";
         dtr_group *g = connected_group(0);
@@ -301,7 +308,7 @@ START_TEST(AA6_errors) {
         fault("DTR_FAKE_NCCL_ERR", faults[i]);
         th_log_clear();
         dtr_fake_cuda_log_start();
-        dtr_buffer m = filled(N, 1);
+        dtr_buffer m = filled(LARGE, 1);
         fault("DTR_FAKE_NCCL_ERR", NULL);
         sum_good(g, m);
         TH_CHECK(th_log_count("NCCL was not told of a block") == (i == 0), "what was said");
@@ -319,7 +326,7 @@ START_TEST(AA7_other_memory) {
     dtr_group *g = connected_group(0);
     dtr_fake_cuda_log_start();
     fault("DTR_FAKE_NCCL_ERR", "ncclMemAlloc:1:1");
-    dtr_buffer m = filled(N, 1);
+    dtr_buffer m = filled(LARGE, 1);
     fault("DTR_FAKE_NCCL_ERR", NULL);
     TH_CHECK(calls_of("ncclMemAlloc", m.data) == 0 && told(0, m.data) == 1, "%s",
              dtr_fake_cuda_log_text());
@@ -329,6 +336,91 @@ START_TEST(AA7_other_memory) {
     TH_CHECK(untold(p) == 1 && calls("ncclMemFree") == 0, "%s", dtr_fake_cuda_log_text());
     no_mistake();
     destroy(g);
+}
+END_TEST
+
+/* AA7, AA3: small blocks share NCCL's memory, which each communicator knows as one; what one of
+ * them held is free for the next one. */
+START_TEST(AA7_small_blocks) {
+    enum { BLOCKS = 600, SMALL = 5000 };
+    static char *p[BLOCKS];
+    dtr_group *g = connected_group(0);
+    dtr_fake_cuda_log_start();
+    for (int i = 0; i < BLOCKS; i++) {
+        void *ptr = NULL;
+        TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, SMALL, &ptr), DTR_OK);
+        p[i] = ptr;
+        TH_CHECK(cudaMemset(ptr, i & 0x7f, SMALL) == cudaSuccess, "fill");
+    }
+    const int slabs = calls("ncclMemAlloc ptr");
+    TH_CHECK(slabs > 0 && slabs <= 4 && calls("ncclCommRegister rank") == slabs, "%s",
+             dtr_fake_cuda_log_text());
+    for (int i = 0; i < BLOCKS; i++) { /* none has written into another */
+        static char got[SMALL];
+        TH_CHECK(cudaMemcpy(got, p[i], SMALL, cudaMemcpyDeviceToHost) == cudaSuccess, "copy");
+        TH_CHECK(got[0] == (i & 0x7f) && got[SMALL - 1] == got[0], "block %d", i);
+    }
+    dtr_buffer m = filled(N, 1);
+    sum_good(g, m);
+    drop(m);
+    for (int i = 0; i < BLOCKS; i += 2) { /* holes serve again */
+        TH_IS(dtr_free(th_world(), p[i]), DTR_OK);
+    }
+    for (int i = 0; i < BLOCKS; i += 2) {
+        void *ptr = NULL;
+        TH_IS(dtr_alloc(th_world(), gpu, DTR_MEM_DEFAULT, SMALL, &ptr), DTR_OK);
+        p[i] = ptr;
+    }
+    TH_CHECK(calls("ncclMemAlloc ptr") == slabs && calls("ncclMemFree ptr") == 0, "%s",
+             dtr_fake_cuda_log_text());
+    for (int i = 0; i < BLOCKS; i++) {
+        TH_IS(dtr_free(th_world(), p[i]), DTR_OK);
+    }
+    TH_CHECK(calls("ncclMemFree ptr") >= slabs - 1 &&
+                 calls("ncclCommDeregister rank") == calls("ncclMemFree ptr"),
+             "%s", dtr_fake_cuda_log_text());
+    no_mistake();
+    destroy(g);
+}
+END_TEST
+
+/* AA7: a small block's place is nobody else's while a stream of the program has to use it. */
+START_TEST(AA7_small_free_waits) {
+    cudaEvent_t open;
+    cudaStream_t stream = held_stream(&open);
+    pthread_t thread;
+    dtr_buffer m = device_f32(N);
+    TH_CHECK(cudaMemsetAsync(m.data, 0, N, stream) == cudaSuccess, "fill");
+    dtr_fake_cuda_log_start();
+    atomic_store(&dropped, 0);
+    TH_CHECK(pthread_create(&thread, NULL, let_go_main, open) == 0, "thread");
+    drop(m);
+    atomic_store(&dropped, 1);
+    pthread_join(thread, NULL);
+    TH_CHECK(cudaStreamQuery(stream) == cudaSuccess, "freed before the stream had used it");
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    TH_AGREE();
+}
+END_TEST
+
+/* A small block outlives its world, and the memory it shares goes with it. */
+START_TEST(AA7_small_retained) {
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    void *p = NULL;
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &o, &w), DTR_OK);
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_alloc(w, gpu, DTR_MEM_DEFAULT, N, &p), DTR_OK);
+    TH_IS(dtr_retain(w, p), DTR_OK);
+    TH_AGREE();
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    TH_CHECK(cudaMemset(p, 0, N) == cudaSuccess && calls("ncclMemFree ptr") == 0, "%s",
+             dtr_fake_cuda_log_text());
+    TH_IS(dtr_free(NULL, p), DTR_OK);
+    TH_CHECK(calls("ncclMemFree ptr") == 1, "%s", dtr_fake_cuda_log_text());
+    no_mistake();
+    TH_AGREE();
 }
 END_TEST
 
@@ -348,7 +440,7 @@ static void *allocate_main(void *arg) {
 START_TEST(AA3_threads) {
     pthread_t thread;
     dtr_status got = DTR_OK;
-    dtr_buffer m = filled(N, 0);
+    dtr_buffer m = filled(LARGE, 0);
     dtr_fake_cuda_log_start();
     atomic_store(&enough, 0);
     TH_CHECK(pthread_create(&thread, NULL, allocate_main, &got) == 0, "thread");
@@ -383,6 +475,9 @@ static void make(Suite *s) {
     th_add(tc, AA6_errors, 1, 0);
     th_add(tc, AA7_other_memory, 1, 0);
     th_add(tc, AA7_free_waits, 1, 0);
+    th_add(tc, AA7_small_blocks, 1, 0);
+    th_add(tc, AA7_small_free_waits, 1, 0);
+    th_add(tc, AA7_small_retained, 1, 0);
     th_add(tc, AA3_threads, 1, 0);
 }
 

@@ -195,7 +195,7 @@ START_TEST(AA6_window_declined) {
     for (int memory = 0; memory < 2 && expected(); memory++) {
         dtr_fake_cuda_log_start();
         if (memory) {
-            fault_on_culprit("DTR_FAKE_NCCL_ERR", "ncclMemAlloc:4:1"); /* the first bucket's */
+            fault_on_culprit("DTR_FAKE_NCCL_ERR", "ncclMemAlloc:2:1"); /* the first bucket's */
         } else {
             fault("DTR_FAKE_NCCL_NO_WINDOW", "1");
         }

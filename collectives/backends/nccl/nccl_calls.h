@@ -27,6 +27,8 @@ dtr_status dtr__nccl_memory_give(int device, void *ptr);
 void dtr__nccl_memory_begins(dtr_world *world, int device, void *ptr, size_t nbytes, bool own);
 void dtr__nccl_memory_ends(dtr_world *world, void *ptr, size_t nbytes);
 void dtr__nccl_blocks_free(dtr__nccl_blocks *blocks);
+/* The size of a block that holds so many bytes and can become a window. */
+size_t dtr__nccl_whole(const dtr_world *world, size_t nbytes);
 
 /* Make blocks of dtr_alloc windows of the communicator of all members for this device, if they are
  * wanted: group/device_select.h says how. `way`: how NCCL knows the blocks now. */

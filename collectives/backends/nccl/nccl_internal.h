@@ -280,6 +280,15 @@ bool dtr__nccl_block_window(dtr__nccl_comm *comm, const void *ptr, void *window)
 void dtr__nccl_blocks_count(dtr__nccl_comm *comm, uint64_t *registered, uint64_t *windows);
 bool dtr__nccl_block_registered(dtr__nccl_comm *comm, const void *ptr);
 
+/* ---- nccl_small.c ---- */
+/* Blocks of less than this share slabs of NCCL's memory. take: NULL where NCCL has none; give: once
+ * nothing uses the block; end: of their world. */
+#define DTR__NCCL_SMALL ((size_t)1 << 20)
+void *dtr__nccl_small_take(dtr_world *world, int device, size_t nbytes);
+bool dtr__nccl_small_has(const void *ptr);
+dtr_status dtr__nccl_small_give(void *ptr);
+void dtr__nccl_small_end(const dtr_world *world);
+
 /* ---- nccl_window.c ---- */
 void dtr__nccl_window_sets_free(dtr__nccl_comm *comm);
 

@@ -359,13 +359,22 @@ static int memory_new(int device, size_t nbytes, void **ptr) {
 
 /* NCCL takes memory away at once, also from what streams have yet to do with it. cudaFree waits for
  * the device, which a synchronization of the device must not while some stream captures a graph. */
-static ncclResult_t wait_and_free(void *ptr) {
+static ncclResult_t wait_for_device(void) {
     enum cudaStreamCaptureMode mode = exchange_mode(cudaStreamCaptureModeRelaxed);
     void *small = NULL;
     cudaError_t e = cudaMalloc(&small, 1);
     e = e == cudaSuccess ? cudaFree(small) : cudaDeviceSynchronize();
     (void)exchange_mode(mode);
-    return e == cudaSuccess ? nccl.MemFree(ptr) : ncclUnhandledCudaError;
+    return e == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+static int memory_wait(int device) {
+    ON_DEVICE(device, wait_for_device());
+}
+
+static ncclResult_t wait_and_free(void *ptr) {
+    const ncclResult_t r = wait_for_device();
+    return r == ncclSuccess ? nccl.MemFree(ptr) : r;
 }
 
 static int memory_free(int device, void *ptr) {
@@ -422,6 +431,7 @@ __attribute__((visibility("default"))) const dtr__nccl_ops dtr_cuda_nccl_ops = {
     .registers = registers,
     .memory_new = memory_new,
     .memory_free = memory_free,
+    .memory_wait = memory_wait,
     .memory_add = memory_add,
     .memory_remove = memory_remove,
     .windows = windows,

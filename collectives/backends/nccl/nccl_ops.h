@@ -8,7 +8,7 @@
 
 #include <dtr/coll.h>
 
-enum { DTR__NCCL_ABI = 6, DTR__NCCL_ID = 128 };
+enum { DTR__NCCL_ABI = 7, DTR__NCCL_ID = 128 };
 enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-blocking mode */
 enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
 enum { DTR__NCCL_WINDOWS = 22700 };   /* oldest one that makes windows of memory */
@@ -79,7 +79,8 @@ typedef struct dtr__nccl_ops {
      * 2.19, when built and when run. */
     bool (*registers)(void);
     int (*memory_new)(int device, size_t nbytes, void **ptr);
-    int (*memory_free)(int device, void *ptr);
+    int (*memory_free)(int device, void *ptr); /* waits for the device, as cudaFree does */
+    int (*memory_wait)(int device);            /* the same wait alone */
     int (*memory_add)(int device, void *comm, void *ptr, size_t nbytes, void **registration);
     int (*memory_remove)(int device, void *comm, void *registration);
     /* Memory of `memory_new` as a window that all ranks can reach, at the same place of the blocks

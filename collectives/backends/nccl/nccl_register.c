@@ -394,16 +394,21 @@ void *dtr__nccl_memory_take(dtr_world *world, int device, size_t nbytes) {
     if (of_world(world) == NULL || nbytes == 0) {
         return NULL;
     }
+    if (nbytes < DTR__NCCL_SMALL) {
+        return dtr__nccl_small_take(world, device, nbytes);
+    }
     int code = dtr__nccl_get()->ops->memory_new(device, nbytes, &ptr);
     return code == 0 ? ptr : NULL; /* CUDA may have some */
 }
 
+/* A small one is free when the streams of the program have done with it, as a large one is. */
 dtr_status dtr__nccl_memory_give(int device, void *ptr) {
     const dtr__nccl_ops *ops = dtr__nccl_get()->ops;
-    int code = ops->memory_free(device, ptr);
+    const bool small = dtr__nccl_small_has(ptr);
+    int code = small ? ops->memory_wait(device) : ops->memory_free(device, ptr);
     dtr__error_context ctx = { .native = DTR_NATIVE_NCCL, .native_code = code };
     if (code == 0) {
-        return DTR_OK;
+        return small ? dtr__nccl_small_give(ptr) : DTR_OK;
     }
     ctx.native_text = ops->error_text(code);
     return DTR_FAIL(&ctx, DTR_ERR_NCCL, "ncclMemFree of %p on cuda:%d: NCCL error %d (%s)", ptr,
@@ -418,14 +423,14 @@ static void warn_of(dtr_world *world, dtr_status s) {
 
 void dtr__nccl_memory_begins(dtr_world *world, int device, void *ptr, size_t nbytes, bool own) {
     block_list *b = of_world(world);
-    if (b != NULL && nbytes > 0) {
+    if (b != NULL && nbytes > 0 && !dtr__nccl_small_has(ptr)) {
         warn_of(world, dtr__nccl_block_add(b, device, ptr, nbytes, own));
     }
 }
 
 void dtr__nccl_memory_ends(dtr_world *world, void *ptr, size_t nbytes) {
     block_list *b = of_world(world);
-    if (b != NULL && nbytes > 0) {
+    if (b != NULL && nbytes > 0 && !dtr__nccl_small_has(ptr)) {
         warn_of(world, dtr__nccl_block_remove(b, ptr));
     }
 }
@@ -466,6 +471,11 @@ dtr_status dtr__nccl_blocks_open(dtr_world *world, block_list **blocks) {
 
 void dtr__nccl_blocks_free(block_list *b) {
     if (b != NULL) {
+        dtr__nccl_small_end(b->world);
         unref(b);
     }
+}
+
+size_t dtr__nccl_whole(const dtr_world *world, size_t nbytes) {
+    return of_world(world) != NULL && nbytes < DTR__NCCL_SMALL ? DTR__NCCL_SMALL : nbytes;
 }

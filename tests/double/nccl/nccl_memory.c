@@ -124,7 +124,8 @@ ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
     if (ptr == NULL || size == 0) {
         return ncclInvalidArgument;
     }
-    if (cudaMalloc(ptr, size) != cudaSuccess) {
+    const size_t granule = (size_t)2 << 20; /* of the device's memory, as with NCCL */
+    if (cudaMalloc(ptr, (size + granule - 1) / granule * granule) != cudaSuccess) {
         return ncclUnhandledCudaError;
     }
     dtr_fake_cuda_log("ncclMemAlloc", "ptr %p bytes %zu", *ptr, size);
