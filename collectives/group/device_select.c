@@ -222,6 +222,19 @@ size_t dtr__device_whole(const dtr_world *world, size_t nbytes) {
     return dtr__nccl_whole(world, nbytes);
 }
 
+/* Where operations go through the host they need memory there, and no other rank. */
+static dtr_status get_ready(dtr_group *g, int device) {
+    const char *why;
+    DTR_TRY(dtr__nccl_ready(g, device));
+    const bool stage = strcmp(dtr__device_backend(g, NULL, &why), "stage") == 0;
+    for (int i = g->backends.n; i < g->backends.served && stage; i++) {
+        if (g->backends.table[i] == &dtr__backend_stage) {
+            return dtr__stage_ahead(g, g->backends.state[i], device);
+        }
+    }
+    return DTR_OK;
+}
+
 static dtr_status group_connect(dtr_group *g, dtr_device device) {
     static const char entry[] = "dtr_group_connect";
     dtr_status s = dtr__group_check(g, entry);
@@ -246,7 +259,7 @@ static dtr_status group_connect(dtr_group *g, dtr_device device) {
     if (atomic_load(&g->status) != DTR_OK) {
         return dtr__group_broken(g);
     }
-    return device.type == DTR_CUDA ? dtr__nccl_ready(g, device.index) : DTR_OK;
+    return device.type == DTR_CUDA ? get_ready(g, device.index) : DTR_OK;
 }
 
 dtr_status dtr_group_connect(dtr_group *group, dtr_device device) {

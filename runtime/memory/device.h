@@ -42,7 +42,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * no other device, and leaves an error of an earlier call of the program alone, and captures of
  * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
  * the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 10 };
+enum { DTR__DEVICE_ABI = 11 };
 typedef struct dtr__device_ops {
     int abi;          /* DTR__DEVICE_ABI of the build */
     int toolkit;      /* CUDA version of the build, as 13000 */
@@ -58,7 +58,10 @@ typedef struct dtr__device_ops {
     /* Memory. Pinned memory serves all devices, and is made and freed on the given one. `owner` is
      * -1 for memory that no device owns. */
     int (*alloc)(int device, size_t nbytes, void **ptr);
-    int (*free)(int device, void *ptr);
+    /* The same without a wait for what the device does, where it has pools of memory: for a thread
+     * that is about to launch what other ranks' kernels, and so this rank's, may wait for. */
+    int (*alloc_beside)(int device, size_t nbytes, void **ptr);
+    int (*free)(int device, void *ptr); /* waits for the device */
     int (*pinned_alloc)(int device, size_t nbytes, void **ptr);
     int (*pinned_free)(int device, void *ptr);
     int (*owner)(const void *ptr, int *device);

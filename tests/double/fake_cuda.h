@@ -31,6 +31,9 @@ DTR_FAKE_API int dtr_fake_cuda_unmap(void *dev);
 /* Whether a task would be kept for a graph, which runs copies of its malloc'ed argument of
  * `nbytes`. */
 DTR_FAKE_API int dtr_fake_cuda_capturing(void *stream);
+/* So many more kernels that wait for other ranks are launched and have not ended. While there are
+ * some, a call that may wait for the device gets a line in the log that says so. */
+DTR_FAKE_API void dtr_fake_cuda_kernels(int more);
 /* GPU identity of the current device, as cudaGetDeviceProperties gives it. */
 DTR_FAKE_API void dtr_fake_cuda_uuid(unsigned char uuid[16]);
 /* One line into the call log; does nothing while no log is kept. */

@@ -466,6 +466,60 @@ START_TEST(operators_of_the_program) {
 }
 END_TEST
 
+/* ---- memory ---- */
+
+/* Kernels that are under way wait for other ranks, who may wait for what is issued here: so nothing
+ * that does may wait for them, as CUDA may while memory is made or freed. */
+START_TEST(issuing_waits_for_no_kernel) {
+    enum { ALL = 120000, WORKS = 4 };
+    static const char *const backends[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
+    dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_world *w = NULL;
+    dtr_group *g[2] = { NULL };
+    dtr_work *work[WORKS] = { NULL };
+    cudaEvent_t open;
+    cudaStream_t stream = held_stream(&open);
+    dtr_buffer sum = filled(N, 1), all = filled(ALL, 1), host = filled(ALL, 1);
+    setenv("DTR_NAN_CHECK", "1", 1);
+    TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w), DTR_OK);
+    unsetenv("DTR_NAN_CHECK");
+    for (int i = 0; i < 2; i++) {
+        dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+        go.backend = backends[i];
+        TH_IS(dtr_group_create(w, NULL, th_size(), &go, &g[i]), DTR_OK);
+        TH_IS(dtr_group_connect(g[i], gpu), DTR_OK);
+    }
+    o.stream = stream;
+    all.count = (size_t)(ALL / th_size() * th_size());
+    dtr_fake_cuda_log_start();
+    TH_IS(dtr_allreduce(g[0], sum, sum, DTR_SUM, &o, &work[0]), DTR_OK);
+    TH_IS(dtr_allreduce(g[0], all, all, DTR_MAX, &o, &work[1]), DTR_OK);
+    TH_IS(dtr_alltoall(g[0], all, all, &o, &work[2]), DTR_OK);
+    TH_IS(dtr_allreduce(g[1], host, host, DTR_SUM, &o, &work[3]), DTR_OK);
+    TH_CHECK(dtr_fake_cuda_log_count("may wait for kernels") == 0, "%s", dtr_fake_cuda_log_text());
+    dtr_fake_cuda_hold(open, 0);
+    for (int i = 0; i < WORKS; i++) {
+        TH_IS(dtr_work_wait(work[i], -1), DTR_OK);
+        TH_IS(dtr_work_release(work[i]), DTR_OK);
+    }
+    TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+    check(sum, 1, (float)th_size(), "sum");
+    check(host, 1, (float)th_size(), "sum through the host");
+    TH_AGREE();
+    for (int i = 0; i < 2; i++) {
+        TH_IS(dtr_group_destroy(g[i]), DTR_OK);
+    }
+    TH_IS(dtr_world_destroy(w), DTR_OK);
+    cudaEventDestroy(open);
+    cudaStreamDestroy(stream);
+    drop(sum);
+    drop(all);
+    drop(host);
+    TH_AGREE();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl work", 110);
     th_add(tc, A2_averages_of_whole_numbers, 1, 4);
@@ -475,6 +529,7 @@ static void make(Suite *s) {
     th_add(tc, J4_memory_comes_back, 1, 0);
     th_add(tc, K9_time_on_the_device, 1, 0);
     th_add(tc, operators_of_the_program, 2, 0);
+    th_add(tc, issuing_waits_for_no_kernel, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -240,7 +240,7 @@ static const void *put_aside(series *s) {
         size_t size = 2 * c->scratch_size > LEAST ? 2 * c->scratch_size : LEAST;
         void *p = NULL;
         size = size > nbytes ? size : nbytes;
-        s->cuda = c->cuda->alloc(c->device, size, &p);
+        s->cuda = c->cuda->alloc_beside(c->device, size, &p);
         if (s->cuda != 0) {
             return NULL;
         }

@@ -75,7 +75,7 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     }
     bool high = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) == 0;
     DTR_CUDA_TRY(c->cuda->stream_new(c->device, high, &c->stream), DTR_ERR_CUDA);
-    return DTR_OK;
+    return dtr__nccl_nan_checks_ahead(c);
 }
 
 dtr__nccl_comm *dtr__nccl_comm_find(struct dtr__nccl *n, int device, int low, int high) {

@@ -299,6 +299,7 @@ bool dtr__nccl_divides(const dtr__call *c);
 dtr_status dtr__nccl_divide(const dtr__nccl_comm *comm, const dtr__call *c);
 /* Memory for searching the inputs of these works, as far as nccl serves them and they are wanted;
  * *nan_checks stays NULL where they are not. */
+dtr_status dtr__nccl_nan_checks_ahead(dtr__nccl_comm *c); /* with the communicator */
 dtr_status dtr__nccl_nan_checks_take(const dtr_group *g, dtr__nccl_comm *comm,
                                      dtr_work *const *works, size_t n,
                                      dtr__nccl_nan_checks **nan_checks);

@@ -119,12 +119,37 @@ static dtr_status fill(const dtr__nccl_comm *c, dtr__nccl_nan_checks *l, size_t 
     l->input = calloc(l->capacity, sizeof *l->input);
     DTR_REQUIRE(l->input != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu NaN checks", n);
     void *device = NULL, *host = NULL;
-    DTR_CUDA_TRY(c->cuda->alloc(c->device, l->capacity * sizeof *l->device, &device),
+    DTR_CUDA_TRY(c->cuda->alloc_beside(c->device, l->capacity * sizeof *l->device, &device),
                  DTR_ERR_NOMEM);
     l->device = device;
     DTR_CUDA_TRY(c->cuda->pinned_alloc(c->device, l->capacity * sizeof *l->host, &host),
                  DTR_ERR_NOMEM);
     l->host = host;
+    return DTR_OK;
+}
+
+static dtr_status checks_new(const dtr__nccl_comm *c, size_t n, dtr__nccl_nan_checks **made) {
+    dtr__nccl_nan_checks *l = calloc(1, sizeof *l);
+    DTR_REQUIRE(l != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu NaN checks", n);
+    dtr_status s = fill(c, l, n);
+    if (s < 0) {
+        checks_free(c, l);
+        return s;
+    }
+    *made = l;
+    return DTR_OK;
+}
+
+/* CUDA may wait for the device while it makes pinned memory, so there is some before anything is
+ * launched. */
+dtr_status dtr__nccl_nan_checks_ahead(dtr__nccl_comm *c) {
+    enum { AHEAD = 4 };
+    const bool wanted = dtr__opt_number(&c->group->world->options, DTR__OPT_NAN_CHECK) != 0;
+    for (int i = 0; i < AHEAD && wanted; i++) {
+        dtr__nccl_nan_checks *l = NULL;
+        DTR_TRY(checks_new(c, 1, &l));
+        dtr__nccl_nan_checks_give(c, l);
+    }
     return DTR_OK;
 }
 
@@ -139,15 +164,7 @@ static dtr_status checks_take(dtr__nccl_comm *c, size_t n, dtr__nccl_nan_checks 
         *at = l->next;
     }
     pthread_mutex_unlock(&c->pool_lock);
-    if (l == NULL) {
-        l = calloc(1, sizeof *l);
-        DTR_REQUIRE(l != NULL, NULL, DTR_ERR_NOMEM, "out of memory for %zu NaN checks", n);
-        dtr_status s = fill(c, l, n);
-        if (s < 0) {
-            checks_free(c, l);
-            return s;
-        }
-    }
+    DTR_TRY(l == NULL ? checks_new(c, n, &l) : DTR_OK);
     l->n = n;
     l->started = 0;
     *nan_checks = l;

@@ -11,8 +11,6 @@
 #include "kernels/user_ops.h"
 #include "stage_internal.h"
 
-enum { FACTOR = 64 }; /* bytes kept for a factor that lies on the device, a cache line */
-
 static bool is_one_way(const dtr__call *c) {
     return c->kind == DTR__K_BROADCAST || c->kind == DTR__K_SEND || c->kind == DTR__K_RECV;
 }
@@ -85,7 +83,7 @@ static void describe(dtr__stage_op *op, const dtr_group *g, const dtr__call *c, 
 static dtr_status take_memory(dtr__stage_op *op, const dtr__call *c) {
     size_t n = op->cut && op->chunk < c->in_count ? op->chunk : c->in_count;
     size_t in = dtr__stage_in_bytes(op, c, n), out = dtr__stage_out_bytes(op, c, n);
-    size_t space = (in + FACTOR - 1) / FACTOR * FACTOR;
+    size_t space = (in + DTR__STAGE_FACTOR - 1) / DTR__STAGE_FACTOR * DTR__STAGE_FACTOR;
     int wanted = op->chunks < DTR__STAGE_SLOTS ? (int)op->chunks : DTR__STAGE_SLOTS;
     if (c->n_batch > 0) {
         op->batch = malloc(c->n_batch * sizeof *op->batch);
@@ -94,9 +92,9 @@ static dtr_status take_memory(dtr__stage_op *op, const dtr__call *c) {
     }
     for (op->n_slots = 0; op->n_slots < wanted; op->n_slots++) {
         dtr__slot *s;
-        DTR_TRY(dtr__stage_take(op->stage, space + FACTOR + out, &s));
+        DTR_TRY(dtr__stage_take(op->stage, space + DTR__STAGE_FACTOR + out, &s));
         s->factor = s->memory;
-        s->in = s->memory + FACTOR;
+        s->in = s->memory + DTR__STAGE_FACTOR;
         s->out = is_one_way(c) ? s->in : s->in + space;
         op->slot[op->n_slots] = s;
     }

@@ -10,6 +10,7 @@
 #include "memory/device.h"
 
 enum { DTR__STAGE_SLOTS = 2 };
+enum { DTR__STAGE_FACTOR = 64 }; /* bytes kept for a factor that lies on the device, a cache line */
 
 typedef enum dtr__slot_state {
     DTR__SLOT_FREE,

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "backends/stage/stage.h"
 #include "core/team.h"
 #include "stage_internal.h"
 
@@ -78,6 +79,23 @@ dtr_status dtr__stage_take(dtr__stage *s, size_t nbytes, dtr__slot **slot) {
     found->part = NULL;
     *slot = found;
     return DTR_OK;
+}
+
+/* What an operation that is cut takes at the most, of each chunk both sides. */
+dtr_status dtr__stage_ahead(dtr_group *g, void *state, int device) {
+    const size_t chunk = (size_t)dtr__opt_number(&g->world->options, DTR__OPT_STAGE_CHUNK);
+    dtr__stage *s = NULL;
+    dtr__slot *slot[DTR__STAGE_SLOTS];
+    int n = 0;
+    dtr_status status = dtr__stage_of(state, device, &s);
+    while (status == DTR_OK && n < DTR__STAGE_SLOTS) {
+        status = dtr__stage_take(s, DTR__STAGE_FACTOR + 2 * chunk, &slot[n]);
+        n += status == DTR_OK;
+    }
+    while (n > 0) {
+        dtr__stage_give(s, slot[--n], true);
+    }
+    return status;
 }
 
 void dtr__stage_give(dtr__stage *s, dtr__slot *slot, bool clean) {

@@ -252,12 +252,14 @@ DTR_API dtr_status dtr_group_on_complete(dtr_group *group,
 DTR_API dtr_status dtr_group_drain(dtr_group *group, double timeout_s);
 
 /** Set up now what the first operation on buffers of `device` would: the NCCL communicator of all
- * members. Nothing where that is done, or where NCCL does not serve the device.
+ * members or, where operations go through the host, the pinned memory of those that travel in
+ * pieces. Nothing where that is done.
  *  @collective all members, each with its own device
  *  @blocking until all have come, up to DTR_NCCL_INIT_TIMEOUT, else the group's limit
  *  @gpu makes NCCL's communicator and a stream; needed before a graph is captured
  *  @errors DTR_ERR_DEVICE (no such device, or not the group's own), DTR_ERR_STATE (inside a
- * callback or an open scope); those of NCCL, DTR_ERR_TIMEOUT and DTR_ERR_REMOTE break the group
+ * callback or an open scope), DTR_ERR_NOMEM; those of NCCL, DTR_ERR_TIMEOUT and DTR_ERR_REMOTE
+ * break the group
  *  @since 0.1 */
 DTR_API dtr_status dtr_group_connect(dtr_group *group, dtr_device device);
 

@@ -79,6 +79,32 @@ static int device_alloc(int device, size_t nbytes, void **ptr) {
     ON_DEVICE_RELAXED(device, cudaMalloc(ptr, nbytes > 0 ? nbytes : 1));
 }
 
+/* On a stream of its own, that has nothing to wait for. */
+static cudaError_t alloc_beside(int device, size_t nbytes, void **ptr) {
+    int pools = 0;
+    void *made = NULL;
+    cudaStream_t stream = NULL;
+    cudaError_t e = cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device);
+    if (e != cudaSuccess || pools == 0) {
+        return cudaMalloc(ptr, nbytes);
+    }
+    e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    e = cudaMallocAsync(&made, nbytes, stream);
+    e = e == cudaSuccess ? cudaStreamSynchronize(stream) : e; /* all streams may use it then */
+    (void)cudaStreamDestroy(stream);
+    if (e == cudaSuccess) {
+        *ptr = made;
+    }
+    return e;
+}
+
+static int device_alloc_beside(int device, size_t nbytes, void **ptr) {
+    ON_DEVICE_RELAXED(device, alloc_beside(device, nbytes > 0 ? nbytes : 1, ptr));
+}
+
 static int device_free(int device, void *ptr) {
     ON_DEVICE_RELAXED(device, cudaFree(ptr));
 }
@@ -264,6 +290,7 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .current = current,
     .facts = facts,
     .alloc = device_alloc,
+    .alloc_beside = device_alloc_beside,
     .free = device_free,
     .pinned_alloc = pinned_alloc,
     .pinned_free = pinned_free,

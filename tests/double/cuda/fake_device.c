@@ -108,6 +108,9 @@ API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute
     case cudaDevAttrWarpSize:
         *value = 32;
         return cudaSuccess;
+    case cudaDevAttrMemoryPoolsSupported:
+        *value = 1;
+        return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
         *value = fake_set()->capability / 10;
         return cudaSuccess;

@@ -108,6 +108,18 @@ API void *dtr_fake_cuda_host(const void *dev, size_t nbytes) {
     return live ? aliases + ((const char *)dev - devices) : NULL;
 }
 
+static int kernels; /* that wait for other ranks */
+
+API void dtr_fake_cuda_kernels(int more) {
+    (void)__atomic_fetch_add(&kernels, more, __ATOMIC_RELAXED);
+}
+
+static void may_wait(const char *function) {
+    if (__atomic_load_n(&kernels, __ATOMIC_RELAXED) > 0) {
+        dtr_fake_cuda_log(function, "may wait for kernels that wait for other ranks");
+    }
+}
+
 static block *add_block(char *at, size_t nbytes, int device) {
     block *b = malloc(sizeof *b);
     if (b == NULL) {
@@ -130,11 +142,7 @@ static block *take_block(const void *at, bool pinned) {
     return NULL;
 }
 
-API cudaError_t cudaMalloc(void **p, size_t nbytes) {
-    cudaError_t e = fake_enter("cudaMalloc", "nbytes=%zu", nbytes);
-    if (e != cudaSuccess) {
-        return fake_result(e);
-    }
+static cudaError_t device_block(void **p, size_t nbytes) {
     pthread_once(&once, reserve);
     if (nbytes == 0) {
         *p = NULL;
@@ -159,6 +167,24 @@ API cudaError_t cudaMalloc(void **p, size_t nbytes) {
     memset(aliases + offset, 0xFF, room); /* NaN in every float type */
     *p = devices + offset;
     return cudaSuccess;
+}
+
+API cudaError_t cudaMalloc(void **p, size_t nbytes) {
+    cudaError_t e = fake_enter("cudaMalloc", "nbytes=%zu", nbytes);
+    if (e != cudaSuccess) {
+        return fake_result(e);
+    }
+    may_wait("cudaMalloc");
+    return device_block(p, nbytes);
+}
+
+/* The memory is there at once, which is more than CUDA promises. */
+API cudaError_t cudaMallocAsync(void **p, size_t nbytes, cudaStream_t stream) {
+    cudaError_t e = fake_enter("cudaMallocAsync", "nbytes=%zu stream=%p", nbytes, (void *)stream);
+    if (e != cudaSuccess || fake_stream_of(stream) == NULL) {
+        return fake_result(e != cudaSuccess ? e : cudaErrorInvalidResourceHandle);
+    }
+    return device_block(p, nbytes);
 }
 
 /* What lies between the end of a block and the end of its last page must be as it was. */
@@ -197,6 +223,7 @@ API cudaError_t cudaFree(void *p) {
         return fake_result(e);
     }
     int device = -1;
+    may_wait("cudaFree");
     if (fake_classify(p, &device) == FAKE_DEVICE) {
         fake_drain_device(device);
     }
@@ -222,6 +249,7 @@ API cudaError_t cudaHostAlloc(void **p, size_t nbytes, unsigned flags) {
         return fake_result(e);
     }
     void *at = NULL;
+    may_wait("cudaHostAlloc");
     if (posix_memalign(&at, PAGE, whole_pages(nbytes > 0 ? nbytes : 1)) != 0) {
         return fake_result(cudaErrorMemoryAllocation);
     }
@@ -242,6 +270,7 @@ API cudaError_t cudaFreeHost(void *p) {
     if (e != cudaSuccess || p == NULL) {
         return fake_result(e);
     }
+    may_wait("cudaFreeHost");
     for (int d = 0; d < FAKE_DEVICES; d++) {
         fake_drain_device(d);
     }

@@ -287,12 +287,17 @@ static bool run_all(launch *l) {
     return good;
 }
 
+static void unfinished(struct ncclComm *c, int more) {
+    dtr_fake_cuda_kernels(more);
+    atomic_fetch_add(&c->unfinished, more);
+}
+
 static void run(void *arg) {
     launch *l = arg;
     struct ncclComm *c = l->comm;
     bool good = true;
     if (l->replayed) {
-        atomic_fetch_add(&c->unfinished, 1);
+        unfinished(c, 1);
         l->ticket = atomic_fetch_add(&c->tickets, 1);
     }
     for (unsigned turn = 0; atomic_load(&c->turn) != l->ticket && good; turn++) {
@@ -307,7 +312,7 @@ static void run(void *arg) {
     atomic_store(&c->turn, l->ticket + 1);
     free(l);
     fake_before(&c->unfinished); /* the end of a communicator waits for this */
-    atomic_fetch_sub(&c->unfinished, 1);
+    unfinished(c, -1);
 }
 
 static void graph_gone(void *comm) {
@@ -342,7 +347,7 @@ ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n) {
     l->replayed = dtr_fake_cuda_capturing(calls[0].stream) != 0;
     if (!l->replayed) {
         l->ticket = atomic_fetch_add(&c->tickets, 1);
-        atomic_fetch_add(&c->unfinished, 1);
+        unfinished(c, 1);
     }
     int e = l->replayed ? note_graph(c, calls[0].stream) : 0;
     e = e != 0 ? e
@@ -350,7 +355,7 @@ ncclResult_t dn_launch(struct ncclComm *c, const dn_call *calls, size_t n) {
                                        sizeof *l + n * sizeof *calls);
     if (e != 0) {
         dn_set_error(c, "%s: the stream refuses the task: cuda error %d", calls[0].name, e);
-        atomic_fetch_sub(&c->unfinished, l->replayed ? 0 : 1);
+        unfinished(c, l->replayed ? 0 : -1);
         free(l);
         return ncclUnhandledCudaError;
     }
