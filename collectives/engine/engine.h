@@ -251,4 +251,9 @@ dtr_status dtr__engine_close(dtr_group *group, double limit_s);
 bool dtr__engine_at_rest(dtr_group *group);
 double dtr__engine_patience(const dtr_group *group, double left_s);
 
+/* Whether a pass is to ask CUDA for an event: always where a thread waits, which makes the passes
+ * then; else, on the progress thread, only now and then, as each question takes a lock of CUDA's
+ * that launches need. *asked_ns: of the last one, 0: none yet. */
+bool dtr__event_due(const dtr_world *world, int64_t *asked_ns);
+
 #endif /* DTR_ENGINE_H */

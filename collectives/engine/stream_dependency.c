@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/engine.h"
+
 #include "memory/device.h"
 
 typedef struct dependency {
@@ -13,7 +15,8 @@ typedef struct dependency {
     const dtr__device_ops *ops;
     int device;
     void *event;
-    int code; /* CUDA's last answer; progress_lock */
+    int code;         /* CUDA's last answer; progress_lock */
+    int64_t asked_ns; /* when that was; progress_lock */
 } dependency;
 
 bool dtr__stream_dependency_wanted(const dtr__request *r) {
@@ -91,9 +94,20 @@ const char *dtr__stream_dependency_text(const dtr_work *w, char *text, size_t ca
     return text;
 }
 
+bool dtr__event_due(const dtr_world *world, int64_t *asked_ns) {
+    enum { LEAST_NS = 100000 };
+    const int64_t now = dtr__progress_in_thread(world) ? dtr__now_ns() : 0;
+    if (now == 0) {
+        return true;
+    }
+    const bool due = now - *asked_ns >= LEAST_NS;
+    *asked_ns = due ? now : *asked_ns;
+    return due;
+}
+
 bool dtr__stream_dependency_waits(const dtr_work *w) {
     dependency *d = dependency_of(w);
-    if (d != NULL && d->code == d->ops->not_ready) {
+    if (d != NULL && d->code == d->ops->not_ready && dtr__event_due(w->world, &d->asked_ns)) {
         d->code = DTR_INSIDE_AS("cudaEventQuery", d->ops->event_query(d->device, d->event));
     }
     return d != NULL && d->code == d->ops->not_ready;

@@ -520,6 +520,44 @@ START_TEST(issuing_waits_for_no_kernel) {
 }
 END_TEST
 
+/* While nobody waits, CUDA is asked for an event now and then only, right after the launch too. */
+START_TEST(events_are_asked_for_seldom) {
+    enum { ROUNDS = 20 };
+    static const char *const backends[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
+    for (int i = 0; i < 2; i++) {
+        dtr_group *g = group_of(backends[i], 0);
+        dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+        dtr_buffer b = filled(N, 1);
+        int asked = 0;
+        double most = 0;
+        allreduce_good(g);
+        for (int round = 0; round < ROUNDS; round++) {
+            dtr_work *work = NULL;
+            cudaEvent_t open;
+            cudaStream_t stream = held_stream(&open);
+            o.stream = stream;
+            dtr_fake_cuda_log_start();
+            const double began = dtr__now();
+            TH_IS(dtr_allreduce(g, b, b, DTR_MAX, &o, &work), DTR_OK);
+            th_sleep(0.002);
+            asked += dtr_fake_cuda_log_count("cudaEventQuery");
+            most += (dtr__now() - began) * 1e4 + 2; /* one in 100 us */
+            dtr_fake_cuda_hold(open, 0);
+            TH_IS(dtr_work_wait(work, -1), DTR_OK);
+            TH_IS(dtr_work_release(work), DTR_OK);
+            TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+            cudaEventDestroy(open);
+            cudaStreamDestroy(stream);
+        }
+        TH_CHECK(asked > 0 && asked <= most, "%s: asked %d times, %g at most", backends[i], asked,
+                 most);
+        check(b, 1, 1, "maximum");
+        drop(b);
+        end_group(g);
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "nccl work", 110);
     th_add(tc, A2_averages_of_whole_numbers, 1, 4);
@@ -530,6 +568,7 @@ static void make(Suite *s) {
     th_add(tc, K9_time_on_the_device, 1, 0);
     th_add(tc, operators_of_the_program, 2, 0);
     th_add(tc, issuing_waits_for_no_kernel, 2, 0);
+    th_add(tc, events_are_asked_for_seldom, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -169,12 +169,14 @@ static dtr_status nccl_progress(dtr_group *g, void *state, dtr_work *w, bool *do
     dtr__nccl_comm *c = op->comm;
     (void)state;
     if (atomic_load_explicit(&op->launched, memory_order_acquire) == 0 ||
-        op->number != c->seen + 1) { /* they end in the order of their launch */
+        op->number != c->seen + 1 || /* they end in the order of their launch */
+        !dtr__event_due(g->world, &c->event_asked_ns)) {
         return DTR_OK;
     }
     int code = DTR_INSIDE_AS("cudaEventQuery", c->cuda->event_query(c->device, op->end->event));
     if (code == 0) {
         c->seen = op->number;
+        c->event_asked_ns = 0; /* the next one may have ended too */
         note_start(g, op);
         if (op->nan_checks != NULL) {
             dtr__nccl_nan_checks_report(op->nan_checks);

@@ -80,6 +80,7 @@ typedef struct dtr__nccl_comm {
     uint64_t launched;            /* works; turn */
     uint64_t seen;                /* of them that have ended; progress lock */
     int64_t asked_ns;             /* last look at the communicator's state; progress lock */
+    int64_t event_asked_ns;       /* and at the event of its oldest work; progress lock */
     bool captured;                /* its stream may be part of a capture; turn */
     dtr__nccl_graphs *graphs;     /* constant; NULL: it is local */
     dtr__nccl_event *kept;        /* of captured works: not to be used again; pool_lock */

@@ -57,6 +57,7 @@ static dtr_status load(dtr__stage_op *op, const dtr__call *c, dtr__slot *slot) {
         DTR_TRY(copy(s, slot->factor, op->factor, dtr_dtype_size(dtr__real_part(c->dtype)), true));
     }
     DTR_CUDA_TRY(s->ops->event_record(s->device, slot->loaded, s->load), DTR_ERR_CUDA);
+    slot->asked_ns = 0;
     slot->state = DTR__SLOT_LOADING;
     op->next_load++;
     return DTR_OK;
@@ -71,11 +72,17 @@ static dtr_status store(const dtr__stage_op *op, const dtr__call *c, dtr__slot *
                      dtr__stage_out_bytes(op, c, slot->n), false));
     }
     DTR_CUDA_TRY(s->ops->event_record(s->device, slot->stored, s->store), DTR_ERR_CUDA);
+    slot->asked_ns = 0;
     slot->state = DTR__SLOT_STORING;
     return DTR_OK;
 }
 
-static dtr_status ask(const dtr__stage *s, void *event, bool *ended) {
+static dtr_status ask(const dtr__stage *s, dtr__slot *slot, void *event, const dtr_world *world,
+                      bool *ended) {
+    *ended = false;
+    if (!dtr__event_due(world, &slot->asked_ns)) {
+        return DTR_OK;
+    }
     int code = DTR_INSIDE_AS("cudaEventQuery", s->ops->event_query(s->device, event));
     *ended = code == 0;
     DTR_CUDA_TRY(code == s->ops->not_ready ? 0 : code, DTR_ERR_CUDA);
@@ -161,7 +168,7 @@ static dtr_status run(dtr__stage_op *op, dtr_work *whole, dtr__slot *slot, bool 
     bool ended = false, p2p = dtr__kind_is_p2p(whole->call.kind);
     *moved = false;
     if (slot->state == DTR__SLOT_LOADING) {
-        DTR_TRY(ask(op->stage, slot->loaded, &ended));
+        DTR_TRY(ask(op->stage, slot, slot->loaded, whole->world, &ended));
         if (!ended || (p2p && op->ticket != op->stage->turn)) { /* messages keep their order */
             return DTR_OK;
         }
@@ -202,7 +209,8 @@ dtr_status dtr__stage_move(dtr__stage_op *op, dtr_work *whole, bool *done) {
             again = again || moved;
         }
         if (op->next_end < op->next_run) {
-            DTR_TRY(ask(op->stage, op->slot[op->next_end % slots]->stored, &moved));
+            dtr__slot *slot = op->slot[op->next_end % slots];
+            DTR_TRY(ask(op->stage, slot, slot->stored, whole->world, &moved));
             op->next_end += moved;
             again = again || moved;
         }

@@ -28,6 +28,7 @@ typedef struct dtr__slot {
     /* Of the operation that has it; progress lock. */
     dtr__slot_state state;
     char *in, *out, *factor; /* inside memory; NULL where this rank has none */
+    int64_t asked_ns;        /* last look at its event */
     size_t first, n;         /* elements; all of them where the operation is not cut */
     dtr_work *part;
 } dtr__slot;
