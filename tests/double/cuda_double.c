@@ -169,6 +169,32 @@ START_TEST(DB3_a_wait_takes_the_record_of_its_call) {
 }
 END_TEST
 
+START_TEST(DB3_a_later_record_ends_no_earlier_wait) {
+    cudaStream_t a = stream_new(), b = stream_new(), c = stream_new();
+    cudaEvent_t e = event_new(), gate = event_new();
+    int n = 0;
+    ck_assert_int_eq(dtr_fake_cuda_hold(gate, 1), 0);
+    ck_assert_int_eq(cudaEventRecord(gate, a), cudaSuccess); /* the first stream stops here */
+    ck_assert_int_eq(cudaEventRecord(e, a), cudaSuccess);
+    ck_assert_int_eq(cudaStreamWaitEvent(c, e, 0), cudaSuccess);
+    ck_assert_int_eq(dtr_fake_cuda_enqueue(c, "note", note, &n, 0), 0);
+    ck_assert_int_eq(cudaEventRecord(e, b), cudaSuccess); /* on one that does not */
+    ck_assert_int_eq(cudaEventSynchronize(e), cudaSuccess);
+    ck_assert_int_eq(cudaStreamQuery(c), cudaErrorNotReady);
+    ck_assert_int_eq(seen(&n), 0);
+    ck_assert_int_eq(dtr_fake_cuda_hold(gate, 0), 0);
+    ck_assert_int_eq(cudaStreamSynchronize(c), cudaSuccess);
+    ck_assert_int_eq(seen(&n), 1);
+    cudaStream_t all[] = { a, b, c };
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(cudaStreamDestroy(all[i]), cudaSuccess);
+    }
+    ck_assert_int_eq(cudaEventDestroy(e), cudaSuccess);
+    ck_assert_int_eq(cudaEventDestroy(gate), cudaSuccess);
+    (void)cudaGetLastError();
+}
+END_TEST
+
 static void fill_default(void *arg) {
     (void)cudaMemsetAsync(arg, 0, 1, NULL);
 }
@@ -280,6 +306,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, DB2_memory_past_and_after_a_block_faults);
     tcase_add_test(tc, DB2_leaks_are_counted);
     tcase_add_test(tc, DB3_a_wait_takes_the_record_of_its_call);
+    tcase_add_test(tc, DB3_a_later_record_ends_no_earlier_wait);
     tcase_add_test(tc, DB3_strict_refuses_work_in_the_default_stream);
     tcase_add_test(tc, DB4_calls_are_logged);
     tcase_add_test(tc, DB6_devices_and_identities);

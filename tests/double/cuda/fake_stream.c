@@ -32,9 +32,13 @@ typedef struct fake_event {
     bool timed;
     pthread_mutex_t lock;
     pthread_cond_t moved;
-    bool gone, held;             /* lock */
-    uint64_t recorded, complete; /* lock */
-    int64_t at_ns;               /* lock: of the newest complete record */
+    bool gone, held;   /* lock */
+    uint64_t recorded; /* lock: number of the newest record, */
+    uint64_t
+        *open; /* lock: ... and those that have not come, in no order: a later one on another */
+    size_t n_open, cap; /* lock: ... stream may come first, which ends no wait for an earlier one */
+    int64_t at_ns;      /* lock: of the newest record that has come */
+    uint64_t at;        /* lock: its number */
 } fake_event;
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -397,6 +401,42 @@ typedef struct mark {
     uint64_t number;
 } mark;
 
+/* Whether that record has come; lock held. */
+static bool has_come(const fake_event *v, uint64_t number) {
+    size_t i = 0;
+    while (i < v->n_open && v->open[i] != number) {
+        i++;
+    }
+    return i == v->n_open;
+}
+
+/* lock held */
+static uint64_t open_record(fake_event *v) {
+    if (v->n_open == v->cap) {
+        v->cap = 2 * v->cap + 4;
+        v->open = realloc(v->open, v->cap * sizeof *v->open);
+        if (v->open == NULL) {
+            fake_die("no memory for the records of an event");
+        }
+    }
+    v->open[v->n_open++] = ++v->recorded;
+    return v->recorded;
+}
+
+/* lock held */
+static void close_record(fake_event *v, uint64_t number) {
+    for (size_t i = 0; i < v->n_open; i++) {
+        if (v->open[i] == number) {
+            v->open[i] = v->open[--v->n_open];
+            break;
+        }
+    }
+    if (number > v->at) {
+        v->at = number;
+        v->at_ns = fake_now_ns();
+    }
+}
+
 static mark *mark_new(fake_event *v, uint64_t number) {
     mark *m = malloc(sizeof *m);
     if (m == NULL) {
@@ -414,10 +454,7 @@ static void run_record(void *arg) {
         fake_wait(&m.event->moved, &m.event->lock);
     }
     fake_before(m.event); /* what the stream has done happens before what waits for the record */
-    if (m.number > m.event->complete) {
-        m.event->complete = m.number;
-        m.event->at_ns = fake_now_ns();
-    }
+    close_record(m.event, m.number);
     fake_wake(&m.event->moved);
     fake_unlock(&m.event->lock);
 }
@@ -426,7 +463,7 @@ static void run_wait(void *arg) {
     mark m = *(mark *)arg;
     free(arg);
     fake_lock(&m.event->lock);
-    while (m.event->complete < m.number) {
+    while (!has_come(m.event, m.number)) {
         fake_wait(&m.event->moved, &m.event->lock);
     }
     fake_unlock(&m.event->lock);
@@ -445,7 +482,7 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
         return cudaSuccess;
     }
     fake_lock(&v->lock);
-    mark *m = mark_new(v, ++v->recorded);
+    mark *m = mark_new(v, open_record(v));
     fake_unlock(&v->lock);
     return fake_push(s, "record", run_record, m, sizeof *m);
 }
@@ -474,7 +511,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
     e = e == cudaSuccess ? fake_capture_event_use("cudaEventQuery", v) : e;
     if (e == cudaSuccess) {
         fake_lock(&v->lock);
-        e = v->complete >= v->recorded ? cudaSuccess : cudaErrorNotReady;
+        e = has_come(v, v->recorded) ? cudaSuccess : cudaErrorNotReady;
         fake_unlock(&v->lock);
         if (e == cudaSuccess) {
             fake_after(v);
@@ -489,7 +526,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     e = e == cudaSuccess ? fake_capture_event_use("cudaEventSynchronize", v) : e;
     if (e == cudaSuccess) {
         fake_lock(&v->lock);
-        for (uint64_t number = v->recorded; v->complete < number;) {
+        for (uint64_t number = v->recorded; !has_come(v, number);) {
             fake_wait(&v->moved, &v->lock);
         }
         fake_unlock(&v->lock);
@@ -502,7 +539,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 static cudaError_t time_of(fake_event *v, int64_t *at) {
     fake_lock(&v->lock);
     cudaError_t e = !v->timed || v->recorded == 0 ? cudaErrorInvalidResourceHandle
-                    : v->complete < v->recorded   ? cudaErrorNotReady
+                    : !has_come(v, v->recorded)   ? cudaErrorNotReady
                                                   : cudaSuccess;
     *at = v->at_ns;
     fake_unlock(&v->lock);
