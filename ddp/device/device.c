@@ -1,5 +1,5 @@
 /* Modules on a CUDA device. A bucket is gathered by one kernel on the module's own stream, behind
- * an event of every stream that contributed a gradient, and reduced behind that; the stream of
+ * an event of every stream that contributed gradients, and reduced behind that; the stream of
  * backward_end waits for the reduction and gives the averages back by one kernel per bucket. The
  * host only queues all this; it waits where memory is made or moves: at create, at the one rebuild,
  * at the end. */
@@ -46,12 +46,10 @@ dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp) {
 
 /* ---- contributions ---- */
 
-/* The bucket's entry for a stream; lock held. */
-static dtr_status feed_of(const dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream,
-                          dtr__ddp_feed **feed) {
+/* The bucket has an entry for a stream; lock held. */
+static dtr_status add_feed(const dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
     for (size_t k = 0; k < b->n_feeds; k++) {
         if (b->feeds[k].stream == stream) {
-            *feed = &b->feeds[k];
             return DTR_OK;
         }
     }
@@ -65,33 +63,36 @@ static dtr_status feed_of(const dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream,
             b->feeds[b->cap_feeds++] = (dtr__ddp_feed){ NULL, event };
         }
     }
-    *feed = &b->feeds[b->n_feeds++];
-    (*feed)->stream = stream;
+    b->feeds[b->n_feeds++].stream = stream;
     return DTR_OK;
 }
 
 void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream) {
-    dtr__ddp_gpu *g = ddp->gpu;
-    dtr__ddp_feed *feed = NULL;
     if (!dtr__ddp_on_device(ddp) || ddp->params[i].bucket == DTR__NONE) {
         return;
     }
-    pthread_mutex_lock(&g->lock);
-    dtr_status s = feed_of(ddp, &ddp->buckets[ddp->params[i].bucket], stream, &feed);
-    int code = s == DTR_OK ? g->ops->event_record(g->index, feed->event, stream) : 0;
-    pthread_mutex_unlock(&g->lock);
-    s = code != 0 ? dtr__cuda_status(code, DTR_ERR_CUDA, "event_record", __FILE__, __LINE__) : s;
+    pthread_mutex_lock(&ddp->gpu->lock);
+    dtr_status s = add_feed(ddp, &ddp->buckets[ddp->params[i].bucket], stream);
+    pthread_mutex_unlock(&ddp->gpu->lock);
     (void)dtr__ddp_note_last(ddp, s, i);
 }
 
+static int wait_for_feed(const dtr__ddp_gpu *g, const dtr__ddp_feed *feed, void *stream) {
+    if (feed->stream == stream) {
+        return 0;
+    }
+    int code = g->ops->event_record(g->index, feed->event, feed->stream);
+    return code == 0 ? g->ops->stream_wait(g->index, stream, feed->event) : code;
+}
+
+/* One event for each stream of a bucket, and not for each gradient: what a stream got since then
+ * comes first too, but nearly always nothing has, as the bucket goes with its last gradient. */
+
 dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
-    const dtr__ddp_gpu *g = ddp->gpu;
     int code = 0;
     pthread_mutex_lock(&ddp->gpu->lock);
     for (size_t k = 0; k < b->n_feeds && code == 0; k++) {
-        code = b->feeds[k].stream != stream
-                   ? g->ops->stream_wait(g->index, stream, b->feeds[k].event)
-                   : 0;
+        code = wait_for_feed(ddp->gpu, &b->feeds[k], stream);
     }
     b->n_feeds = 0;
     pthread_mutex_unlock(&ddp->gpu->lock);

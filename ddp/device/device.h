@@ -31,7 +31,7 @@ typedef struct dtr__ddp_gpu {
     void *clip_here; /* pinned, through which gradients come to be summed up; NULL: not yet */
 } dtr__ddp_gpu;
 
-/* A stream that wrote gradients of a bucket, and the point where it had done so. */
+/* A stream that wrote gradients of a bucket, and an event for the point where it had done so. */
 typedef struct dtr__ddp_feed {
     void *stream, *event;
 } dtr__ddp_feed;

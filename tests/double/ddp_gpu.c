@@ -143,6 +143,42 @@ START_TEST(H3_views_need_none) {
 }
 END_TEST
 
+/* GF1: CUDA is told of a stream once for each bucket, however many gradients it wrote there. */
+START_TEST(GF1_one_event_per_bucket) {
+    enum { STEPS = 13 }; /* the first ten are timed, by more events */
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr_ddp_stats st = DTR_DDP_STATS_INIT;
+    model m;
+    char text[64];
+    model_open(&m, &o, DTR_F32, 0);
+    snprintf(text, sizeof text, "stream=%p", (void *)m.stream[1]);
+    for (int k = 0; k < STEPS; k++) {
+        dtr_fake_cuda_log_start();
+        for (int i = P; i-- > 0;) {
+            TH_IS(dtr_tensor_fill(dtr_ddp_grad(m.ddp, (size_t)i), gradient(th_rank(), m.step, i),
+                                  m.stream[1]),
+                  DTR_OK);
+            TH_IS(dtr_ddp_grad_ready(m.ddp, (size_t)i, m.stream[1]), DTR_OK);
+        }
+        TH_IS(dtr_ddp_backward_end(m.ddp, m.stream[0]), DTR_OK);
+        int records = 0;
+        for (const char *at = dtr_fake_cuda_log_text();
+             (at = strstr(at, "cudaEventRecord")) != NULL; at++) {
+            const char *end = strchr(at, '\n'), *found = strstr(at, text);
+            records += found != NULL && (end == NULL || found < end);
+        }
+        TH_IS(dtr_ddp_get_stats(m.ddp, &st), DTR_OK);
+        TH_CHECK(st.buckets > 1 && st.buckets < P, "%zu buckets", st.buckets);
+        TH_CHECK(k < STEPS - 1 || records == (int)st.buckets, "%d events for %zu buckets: %s",
+                 records, st.buckets, dtr_fake_cuda_log_text());
+        use(&m);
+    }
+    check_sums(&m);
+    model_close(&m);
+    TH_AGREE();
+}
+END_TEST
+
 /* GF4: bucket memory and gradients are used again only behind what reads them. */
 START_TEST(GF4_many_iterations_without_a_wait) {
     int steps = TH_SANITIZED ? 40 : th_size() != 2 || staged() ? 80 : 1000;
@@ -393,6 +429,7 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = th_case(s, "ddp gpu", 110);
     th_add(tc, GF1_one_kernel_per_bucket, 1, 0);
+    th_add(tc, GF1_one_event_per_bucket, 1, 0);
     th_add(tc, H3_views_need_none, 1, 0);
     th_add(tc, GF4_many_iterations_without_a_wait, 1, 0);
     th_add(tc, GF3_the_host_goes_on, 1, 0);

@@ -222,8 +222,8 @@ DTR_API dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_
  * reported several times per iteration, the last one counts.
  *  @collective no; any order, any thread
  *  @blocking no
- *  @gpu the gradient is final behind what `stream` holds now; several streams may take part.
- * A sparse one the host waits for
+ *  @gpu the gradient is final behind what `stream` holds now; several streams may take part, and
+ * last until dtr_ddp_backward_end returns. A sparse one the host waits for
  *  @errors local: DTR_ERR_ARG (index, frozen, ignored); DTR_ERR_STATE (twice, listed as unused,
  * evaluating, too late) and DTR_ERR_GRAPH (static_graph: more often than learned), which
  * dtr_ddp_backward_end returns again on every rank
