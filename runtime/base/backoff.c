@@ -86,8 +86,12 @@ dtr_status dtr__wait_open(dtr_world *world, void *scratch) {
     }
     DTR_TRY(dtr__exchange_allgather(dtr__members_of_node(world), &mine, sets, sizeof mine));
     CPU_ZERO(&all);
-    for (int i = 0; i < world->local_size; i++) {
+    world->cpus.first_narrow = -1;
+    for (int i = world->local_size; i-- > 0;) {
         CPU_OR(&all, &all, &sets[i]);
+        if (CPU_COUNT(&sets[i]) < DTR__GPU_CPUS) {
+            world->cpus.first_narrow = i;
+        }
     }
     world->cpus.oversubscribed = CPU_COUNT(&all) < world->local_size;
     world->cpus.spare_cores = CPU_COUNT(&all) >= 2 * world->local_size && world->cpus.n >= 2;

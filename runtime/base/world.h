@@ -51,7 +51,10 @@ typedef struct dtr__cpus {
     /* Local ranks with exactly this rank's CPUs, and which of them this one is; 0 where sets of
      * CPUs overlap in part. */
     int sharers, turn;
+    int first_narrow; /* local rank, the first that may use fewer than DTR__GPU_CPUS; -1: none */
+    _Atomic bool narrow_warned; /* not constant: once */
 } dtr__cpus;
+enum { DTR__GPU_CPUS = 4 };
 
 /* How operations are recorded; constant. */
 typedef struct dtr__recording_mode {

@@ -4,6 +4,21 @@
 #include "base/world.h"
 #include "topology.h"
 
+#include <unistd.h>
+
+void dtr__bind_check_gpu(dtr_world *world, int device) {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (world->local_rank != world->cpus.first_narrow || world->cpus.n >= online ||
+        atomic_exchange(&world->cpus.narrow_warned, true)) {
+        return;
+    }
+    DTR_WARN(world,
+             "this rank uses cuda:%d and is bound to %d of %ld CPUs, where its own thread, the "
+             "progress thread and those of CUDA and NCCL share them; give each rank %d or more "
+             "(mpirun --bind-to none, or --map-by slot:pe=%d)",
+             device, world->cpus.n, online, DTR__GPU_CPUS, DTR__GPU_CPUS);
+}
+
 #ifdef DTR_HAVE_HWLOC
 
 /* The core number `index` of those that lie completely within `set`; `*n` becomes how many there

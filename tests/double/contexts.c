@@ -2,12 +2,15 @@
  * it calls first, and no thread is left on another device than before (nccl:GP3). The ranks see the
  * same four GPUs and have one each. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cuda_runtime_api.h>
 #include <dtr/dtr.h>
+#include <dtr/mpi.h>
 
 #include "fake_cuda.h"
 #include "harness.h"
@@ -97,6 +100,53 @@ START_TEST(GP3_each_rank_has_its_device) {
 }
 END_TEST
 
+static void count_warnings(void *arg, int level, const char *line) {
+    (void)level;
+    *(int *)arg += strstr(line, "is bound to") != NULL;
+}
+
+/* One warning a node, of the first rank that is bound to too few CPUs, when a GPU is used. */
+START_TEST(few_cpus_are_warned_of) {
+    static const char *const ways[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
+    cpu_set_t before, one;
+    CPU_ZERO(&one);
+    TH_CHECK(sched_getaffinity(0, sizeof before, &before) == 0, "affinity");
+    int first = 0;
+    while (!CPU_ISSET(first, &before)) {
+        first++;
+    }
+    CPU_SET(first, &one);
+    const bool bound = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+    TH_CHECK(sched_setaffinity(0, sizeof one, &one) == 0, "affinity");
+    for (int i = 0; i < 2; i++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
+        dtr_world *w = NULL;
+        dtr_group *g = NULL;
+        int warned = 0;
+        wo.log_fn = count_warnings;
+        wo.log_arg = &warned;
+        TH_OK(dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w));
+        o.backend = ways[i];
+        TH_OK(dtr_group_create(w, NULL, th_size(), &o, &g));
+        for (int k = 0; k < 3; k++) {
+            void *p = NULL;
+            TH_OK(dtr_alloc(w, own(), DTR_MEM_DEFAULT, N, &p));
+            dtr_buffer b = { p, N, DTR_U8, own() };
+            TH_OK(dtr_broadcast(g, b, 0, NULL, NULL));
+            TH_OK(dtr_free(w, p));
+        }
+        const int want = bound && th_rank() == 0;
+        TH_CHECK(warned == want, "%s: %d warnings", ways[i], warned);
+        TH_AGREE();
+        TH_OK(dtr_group_destroy(g));
+        TH_OK(dtr_world_destroy(w));
+    }
+    TH_CHECK(sched_setaffinity(0, sizeof before, &before) == 0, "affinity");
+    TH_AGREE();
+}
+END_TEST
+
 /* nccl and stage, from a thread that never chose a device, and from this one. */
 START_TEST(GP3_one_context) {
     static const char *const ways[] = { "cpu:auto,cuda:nccl", "cpu:auto,cuda:stage" };
@@ -175,6 +225,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "contexts", 110);
     th_add(tc, GP3_each_rank_has_its_device, GPUS, GPUS);
     th_add(tc, GP3_one_context, GPUS, GPUS);
+    th_add(tc, few_cpus_are_warned_of, GPUS, GPUS);
     th_add(tc, GP3_the_programs_choice, GPUS, GPUS); /* from here on with contexts of others */
     th_add(tc, ARG_stream_of_another_device, GPUS, GPUS);
 }

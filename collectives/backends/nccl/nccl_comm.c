@@ -9,6 +9,7 @@
 #include "failure/mismatch.h"
 #include "failure/notify.h"
 #include "nccl_internal.h"
+#include "topology/bind.h"
 
 enum { LOCK_TRIES = 1000 }; /* of a millisecond, for a native call that does not return */
 
@@ -102,6 +103,9 @@ dtr_status dtr__nccl_comm_of(struct dtr__nccl *n, int device, int low, int high,
         if (s < 0) {
             comm_free(c);
             return s;
+        }
+        if (!c->local) {
+            dtr__bind_check_gpu(n->group->world, device);
         }
         c->number = low < 0 ? n->made++ : 0;
         pthread_mutex_lock(&n->lock);

@@ -47,6 +47,7 @@ typedef struct dtr__stage {
 
 /* Of a group: the backend's state. */
 typedef struct dtr__stages {
+    dtr_world *world;
     pthread_mutex_t lock;
     dtr__stage *first;
 } dtr__stages;

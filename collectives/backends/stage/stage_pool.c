@@ -5,6 +5,7 @@
 #include "backends/stage/stage.h"
 #include "core/team.h"
 #include "stage_internal.h"
+#include "topology/bind.h"
 
 enum {
     LEAST = 4096,       /* bytes of a slot */
@@ -124,6 +125,7 @@ dtr_status dtr__stage_open(dtr_group *g, void **state) {
     dtr__stages *stages = calloc(1, sizeof *stages);
     DTR_REQUIRE(stages != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the devices of group '%s'",
                 g->name);
+    stages->world = g->world;
     pthread_mutex_init(&stages->lock, NULL);
     *state = stages;
     return DTR_OK;
@@ -153,6 +155,7 @@ dtr_status dtr__stage_of(dtr__stages *stages, int device, dtr__stage **stage) {
         s = s->next;
     }
     if (s == NULL && (status = make_stage(device, &s)) == DTR_OK) {
+        dtr__bind_check_gpu(stages->world, device);
         s->next = stages->first;
         stages->first = s;
     }
