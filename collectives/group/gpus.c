@@ -11,6 +11,7 @@
 #include "group/gpus.h"
 #include "group/groups.h"
 #include "memory/device.h"
+#include "recorder/recording.h"
 
 /* ---- the table ---- */
 
@@ -103,6 +104,36 @@ static void choose_default(dtr_world *world, const dtr__gpus *t) {
     }
 }
 
+static const char *version_text(int version, char text[16]) {
+    snprintf(text, 16, "%d.%d", version / 1000, version % 1000 / 10);
+    return text;
+}
+
+/* What a report about a GPU begins with, in the log and in the recording. */
+static void note_versions(const dtr_world *world) {
+    const dtr__cuda *cuda = dtr__cuda_get();
+    const dtr__nccl_library *l = dtr__nccl_get();
+    dtr__device_facts facts = { 0 };
+    char line[320], driver[16], runtime[16], toolkit[16], found[16], built[16], nccl[64];
+    if (cuda->ops == NULL || world->device.type != DTR_CUDA ||
+        cuda->ops->facts(world->device.index, &facts) != 0) {
+        return;
+    }
+    snprintf(nccl, sizeof nccl, "no NCCL");
+    if (l->ops != NULL) {
+        snprintf(nccl, sizeof nccl, "NCCL %s (built with %s)",
+                 dtr__nccl_version_text(l->version, found),
+                 dtr__nccl_version_text(l->ops->built, built));
+    }
+    snprintf(line, sizeof line,
+             "GPU=cuda:%d %s, capability %d.%d, driver %s, CUDA %s (built with %s), %s",
+             world->device.index, facts.name, facts.major, facts.minor,
+             version_text(cuda->driver, driver), version_text(cuda->runtime, runtime),
+             version_text(cuda->ops->toolkit, toolkit), nccl);
+    dtr__rec_add_setting(world, line);
+    DTR_INFO(world, "%s", line + strlen("GPU="));
+}
+
 /* Whether none can use CUDA and all say the same of it: then nobody needs to know more. */
 static dtr_status find_alike(const dtr_world *world, const dtr__gpu_rank *own, bool *alike) {
     const uint64_t why = hash(1, own->why);
@@ -138,6 +169,7 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
         return s;
     }
     choose_default(world, t);
+    note_versions(world);
     *gpus = t;
     return DTR_OK;
 }

@@ -1,5 +1,6 @@
 /* Making groups together: every creation checks its arguments alone, meets the other callers, makes
  * the group, and meets them again, so that it exists on all of its members or nowhere. */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -353,6 +354,30 @@ static dtr_status check_device(const dtr__error_context *ctx, const char *entry,
     return DTR_OK;
 }
 
+static dtr_status check_nccl(const dtr__error_context *ctx, const char *entry,
+                             const dtr_group_options *o) {
+    const struct {
+        const char *name;
+        int value, least, most;
+    } rows[] = { { "nccl_min_ctas", o->nccl_min_ctas, 0, INT_MAX },
+                 { "nccl_max_ctas", o->nccl_max_ctas, 0, INT_MAX },
+                 { "nccl_cga_cluster", o->nccl_cga_cluster, 0, INT_MAX },
+                 { "nccl_cta_policy", o->nccl_cta_policy, 0, 3 },
+                 { "nccl_nvls_ctas", o->nccl_nvls_ctas, 0, INT_MAX },
+                 { "nccl_traffic_class", o->nccl_traffic_class, 0, INT_MAX },
+                 { "nccl_stream_priority", o->nccl_stream_priority, -1, 1 } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        DTR_REQUIRE(rows[i].value >= rows[i].least && rows[i].value <= rows[i].most, ctx,
+                    DTR_ERR_ARG, "%s: %s is %d, it must be %d to %d", entry, rows[i].name,
+                    rows[i].value, rows[i].least, rows[i].most);
+    }
+    const size_t length = o->nccl_network != NULL ? strlen(o->nccl_network) : 1;
+    DTR_REQUIRE(length > 0 && length < DTR__NCCL_NETWORK, ctx, DTR_ERR_ARG,
+                "%s: nccl_network has %zu bytes, it must have 1 to %d", entry, length,
+                DTR__NCCL_NETWORK - 1);
+    return DTR_OK;
+}
+
 static dtr_status check_options(const dtr__error_context *ctx, const char *entry,
                                 dtr_group_options *o) {
     DTR_TRY(dtr__options_limit(ctx, "dtr_group_options", &o->timeout_s));
@@ -361,9 +386,7 @@ static dtr_status check_options(const dtr__error_context *ctx, const char *entry
     DTR_REQUIRE(o->nan_check >= -1 && o->nan_check <= 1, ctx, DTR_ERR_ARG,
                 "%s: nan_check is %d, it must be 1 (on), -1 (off) or 0 (DTR_NAN_CHECK)", entry,
                 o->nan_check);
-    DTR_REQUIRE(o->nccl_min_ctas >= 0 && o->nccl_max_ctas >= 0 && o->nccl_cga_cluster >= 0, ctx,
-                DTR_ERR_ARG, "%s: nccl_min_ctas, nccl_max_ctas and nccl_cga_cluster must be >= 0",
-                entry);
+    DTR_TRY(check_nccl(ctx, entry, o));
     DTR_TRY(check_device(ctx, entry, o));
     DTR_TRY(check_name(ctx, entry, o->name));
     dtr__selection sel;

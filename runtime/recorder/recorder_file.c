@@ -216,6 +216,14 @@ static void fill_header(const dtr_world *world, uint64_t entries, dtr__rec_heade
     h->magic = DTR__RECORDING_MAGIC;
 }
 
+void dtr__rec_add_setting(const dtr_world *world, const char *line) {
+    dtr__rec_header *h = dtr__recorder_header(world);
+    const size_t at = h != NULL ? strlen(h->settings) : 0;
+    if (h != NULL && at + strlen(line) + 2 < sizeof h->settings) {
+        snprintf(h->settings + at, sizeof h->settings - at, "%s\n", line);
+    }
+}
+
 /* ---- a process that ends with open worlds ---- */
 
 enum { OPEN_MAX_KEPT = 64 };

@@ -167,6 +167,8 @@ void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, in
 void dtr__rec_step_add(dtr_world *world, uint64_t steps, double comm_s, double exposed_s);
 
 dtr__rec_header *dtr__recorder_header(const dtr_world *world); /* NULL: no recorder (yet) */
+/* One more line, "NAME=value", behind the settings in the header, while the world is made. */
+void dtr__rec_add_setting(const dtr_world *world, const char *line);
 const dtr__rec_memory *dtr__recorder_memory(const dtr_world *world);
 
 /* ---- reading ---- */

@@ -14,6 +14,7 @@
 
 #include "fake_cuda.h"
 #include "harness.h"
+#include "recorder/recording.h"
 
 enum { GPUS = 4, N = 700 };
 
@@ -87,6 +88,24 @@ static void in_a_thread(void *(*fn)(void *), void *arg) {
     }
 }
 
+/* Device and versions begin every report: in the recording, which is read when it is too late to
+ * ask. */
+START_TEST(versions_are_recorded) {
+    const char *text = strstr(dtr__recorder_header(th_world())->settings, "GPU=cuda:"), *end;
+    char want[64];
+    snprintf(want, sizeof want, "GPU=cuda:%d ", own().index);
+    TH_CHECK(text != NULL && strncmp(text, want, strlen(want)) == 0, "%s",
+             dtr__recorder_header(th_world())->settings);
+    end = text != NULL ? strchr(text, '\n') : NULL;
+    const char *const parts[] = { ", capability 9.0, driver ", "CUDA ", "NCCL ", "built with" };
+    for (int i = 0; i < 4 && end != NULL; i++) {
+        const char *part = strstr(text, parts[i]);
+        TH_CHECK(part != NULL && part < end, "no '%s' in %s", parts[i], text);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 START_TEST(GP3_each_rank_has_its_device) {
     uint64_t all[GPUS];
     th_gather_u64((uint64_t)own().index, all);
@@ -122,23 +141,25 @@ START_TEST(few_cpus_are_warned_of) {
         dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
         dtr_world_options wo = DTR_WORLD_OPTIONS_INIT;
         dtr_world *w = NULL;
-        dtr_group *g = NULL;
+        dtr_group *g = NULL, *second = NULL;
         int warned = 0;
         wo.log_fn = count_warnings;
         wo.log_arg = &warned;
         TH_OK(dtr_world_create_from_comm(MPI_COMM_WORLD, &wo, &w));
         o.backend = ways[i];
         TH_OK(dtr_group_create(w, NULL, th_size(), &o, &g));
+        TH_OK(dtr_group_create(w, NULL, th_size(), &o, &second));
         for (int k = 0; k < 3; k++) {
             void *p = NULL;
             TH_OK(dtr_alloc(w, own(), DTR_MEM_DEFAULT, N, &p));
             dtr_buffer b = { p, N, DTR_U8, own() };
-            TH_OK(dtr_broadcast(g, b, 0, NULL, NULL));
+            TH_OK(dtr_broadcast(k == 0 ? g : second, b, 0, NULL, NULL));
             TH_OK(dtr_free(w, p));
         }
         const int want = bound && th_rank() == 0;
         TH_CHECK(warned == want, "%s: %d warnings", ways[i], warned);
         TH_AGREE();
+        TH_OK(dtr_group_destroy(second));
         TH_OK(dtr_group_destroy(g));
         TH_OK(dtr_world_destroy(w));
     }
@@ -223,6 +244,7 @@ END_TEST
 
 static void make(Suite *s) {
     TCase *tc = th_case(s, "contexts", 110);
+    th_add(tc, versions_are_recorded, GPUS, GPUS);
     th_add(tc, GP3_each_rank_has_its_device, GPUS, GPUS);
     th_add(tc, GP3_one_context, GPUS, GPUS);
     th_add(tc, few_cpus_are_warned_of, GPUS, GPUS);

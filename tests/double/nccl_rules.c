@@ -7,6 +7,7 @@
 
 #include <dtr/mpi.h>
 
+#include "group/groups.h"
 #include "nccl_data.h"
 #include "settings.h"
 #include "threads.h"
@@ -256,6 +257,48 @@ START_TEST(D21_D22_what_is_asked_and_said) {
 }
 END_TEST
 
+/* What the options of a group ask of NCCL, by the version that knows it, and of a duplicate too. */
+START_TEST(D23_settings_of_a_group) {
+    const char *v = getenv("DTR_FAKE_NCCL_VERSION");
+    const int version = v != NULL ? atoi(v) : 22809;
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *made = NULL, *again = NULL;
+    char asked[160];
+    snprintf(asked, sizeof asked, "policy %d, NVLS %d, traffic %d, share 1, net Socket",
+             version >= 22700 ? 1 : -1, version >= 22700 ? 6 : -1, version >= 22600 ? 9 : -1);
+    o.nccl_cta_policy = 1;
+    o.nccl_nvls_ctas = 6;
+    o.nccl_traffic_class = 9;
+    o.nccl_network = "Socket";
+    o.nccl_split_share = true;
+    o.nccl_stream_priority = -1;
+    o.device = gpu;
+    o.has_device = true;
+    dtr_fake_cuda_log_start();
+    th_log_clear();
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &made), DTR_OK);
+    TH_CHECK(calls(asked) == 1 && calls("cudaStreamCreateWithPriority flags=1 priority=0") == 1,
+             "%s", dtr_fake_cuda_log_text());
+    const int unknown = th_rank() != 0 ? 0 : version < 22600 ? 3 : version < 22700 ? 2 : 0;
+    TH_CHECK(th_log_count("has no effect: it needs NCCL") == unknown, "%d lines, not %d",
+             th_log_count("has no effect: it needs NCCL"), unknown);
+    TH_IS(dtr__group_dup(made, NULL, &again), DTR_OK);
+    TH_IS(dtr_group_connect(again, gpu), DTR_OK);
+    TH_CHECK(calls(asked) == 2, "%s", dtr_fake_cuda_log_text());
+    TH_AGREE();
+    TH_OK(dtr_group_destroy(again));
+    TH_OK(dtr_group_destroy(made));
+    o.nccl_cta_policy = 4;
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &made), DTR_ERR_ARG);
+    TH_MESSAGE("nccl_cta_policy is 4, it must be 0 to 3");
+    o.nccl_cta_policy = 0;
+    o.nccl_network = "";
+    TH_IS(dtr_group_create(th_world(), NULL, th_size(), &o, &made), DTR_ERR_ARG);
+    TH_MESSAGE("nccl_network has 0 bytes");
+    TH_AGREE();
+}
+END_TEST
+
 /* reliability:T15: the stream on which NCCL runs. */
 START_TEST(T15_priority_of_the_stream) {
     for (int high = 0; high < 2; high++) {
@@ -388,6 +431,7 @@ static void make(Suite *s) {
     th_add(tc, GP10_left_alone, 2, 0);
     th_add(tc, GP7_ways_by_version, 2, 0);
     th_add(tc, D21_D22_what_is_asked_and_said, 2, 0);
+    th_add(tc, D23_settings_of_a_group, 2, 0);
     th_add(tc, G3_limit_of_setting_up, 2, 0);
     th_add(tc, F1_split_given_up, 3, 0);
     th_add(tc, T15_priority_of_the_stream, 2, 0);

@@ -103,6 +103,43 @@ static dtr_status nccl_check(const dtr_group *g, const dtr__call *c) {
 
 /* ---- a group ---- */
 
+static void say_unknown(const dtr_group *g, const char *setting, bool asked, int since) {
+    char built[16], found[16];
+    const dtr__nccl_library *l = dtr__nccl_get();
+    if (asked && g->rank == 0 && l->ops != NULL && (l->version < since || l->ops->built < since)) {
+        DTR_INFO(g->world,
+                 "group '%s': %s has no effect: it needs NCCL %d.%d when the library is built and "
+                 "when it runs; built with %s, found %s",
+                 g->name, setting, since / 10000, since / 100 % 100,
+                 dtr__nccl_version_text(l->ops->built, built),
+                 dtr__nccl_version_text(l->version, found));
+    }
+}
+
+/* What the group's options ask of NCCL. */
+static void configure(const dtr_group *g, struct dtr__nccl *n) {
+    const dtr_group_options *o = g->asked.options;
+    const bool normal = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) != 0;
+    n->high_priority =
+        o != NULL && o->nccl_stream_priority != 0 ? o->nccl_stream_priority > 0 : !normal;
+    if (o == NULL) {
+        return;
+    }
+    dtr__nccl_config *c = &n->config;
+    c->min_ctas = o->nccl_min_ctas;
+    c->max_ctas = o->nccl_max_ctas;
+    c->cga_cluster = o->nccl_cga_cluster;
+    c->cta_policy = o->nccl_cta_policy;
+    c->nvls_ctas = o->nccl_nvls_ctas;
+    c->traffic_class = o->nccl_traffic_class;
+    c->split_share = o->nccl_split_share;
+    snprintf(c->network, sizeof c->network, "%s", o->nccl_network != NULL ? o->nccl_network : "");
+    n->stream_priority = o->nccl_stream_priority;
+    say_unknown(g, "nccl_traffic_class", c->traffic_class != 0, DTR__NCCL_TRAFFIC);
+    say_unknown(g, "nccl_cta_policy", c->cta_policy != 0, DTR__NCCL_POLICY);
+    say_unknown(g, "nccl_nvls_ctas", c->nvls_ctas != 0, DTR__NCCL_POLICY);
+}
+
 static dtr_status nccl_open(dtr_group *g, void **state) {
     dtr__error_context ctx = { .world = g->world, .group = g->name };
     struct dtr__nccl *n = calloc(1, sizeof *n);
@@ -116,11 +153,7 @@ static dtr_status nccl_open(dtr_group *g, void **state) {
     /* Without a thread that sees limits pass nobody could end a call that blocks. */
     n->config.blocking = dtr__opt_number(&g->world->options, DTR__OPT_NCCL_BLOCKING) != 0 &&
                          dtr__progress_has_thread(g->world);
-    if (g->asked.options != NULL) {
-        n->config.min_ctas = g->asked.options->nccl_min_ctas;
-        n->config.max_ctas = g->asked.options->nccl_max_ctas;
-        n->config.cga_cluster = g->asked.options->nccl_cga_cluster;
-    }
+    configure(g, n);
     pthread_mutex_init(&n->turn, NULL);
     pthread_mutex_init(&n->lock, NULL);
     *state = n;
@@ -133,6 +166,12 @@ void dtr__nccl_limits(const dtr_group *g, dtr_group_options *o) {
         o->nccl_min_ctas = n->config.min_ctas;
         o->nccl_max_ctas = n->config.max_ctas;
         o->nccl_cga_cluster = n->config.cga_cluster;
+        o->nccl_cta_policy = n->config.cta_policy;
+        o->nccl_nvls_ctas = n->config.nvls_ctas;
+        o->nccl_traffic_class = n->config.traffic_class;
+        o->nccl_network = n->config.network[0] != '\0' ? n->config.network : NULL;
+        o->nccl_stream_priority = n->stream_priority;
+        o->nccl_split_share = n->config.split_share;
     }
 }
 

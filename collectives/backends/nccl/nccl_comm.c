@@ -74,8 +74,7 @@ static dtr_status fill(struct dtr__nccl *n, dtr__nccl_comm *c) {
     if (c->graphs != NULL) {
         atomic_init(&c->graphs->refs, 1);
     }
-    bool high = dtr__opt_number(&g->world->options, DTR__OPT_STREAM_PRIORITY) == 0;
-    DTR_CUDA_TRY(c->cuda->stream_new(c->device, high, &c->stream), DTR_ERR_CUDA);
+    DTR_CUDA_TRY(c->cuda->stream_new(c->device, n->high_priority, &c->stream), DTR_ERR_CUDA);
     return dtr__nccl_nan_checks_ahead(c);
 }
 

@@ -102,6 +102,8 @@ struct dtr__nccl {
     const dtr__nccl_ops *ops; /* NULL: NCCL is not needed, see copies */
     const dtr__device_ops *cuda;
     dtr__nccl_config config;
+    int stream_priority; /* as asked */
+    bool high_priority;
     bool automatic;       /* nobody named nccl */
     bool copies;          /* one rank, automatic: copies on its stream, and not NCCL itself */
     char reason[400];     /* of `refused`, before it */

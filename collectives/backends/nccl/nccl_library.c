@@ -241,9 +241,22 @@ static ncclConfig_t native_config(const dtr__nccl_config *c) {
     config.minCTAs = or_default(c->min_ctas);
     config.maxCTAs = or_default(c->max_ctas);
     config.cgaClusterSize = or_default(c->cga_cluster);
+    if (c->split_share) {
+        config.splitShare = 1;
+    }
+    if (c->network[0] != '\0') {
+        config.netName = c->network; /* NCCL takes a copy */
+    }
+#if NCCL_VERSION_CODE >= 22600
+    if (found_version >= DTR__NCCL_TRAFFIC) {
+        config.trafficClass = or_default(c->traffic_class);
+    }
+#endif
 #if NCCL_VERSION_CODE >= 22700
-    if (found_version >= 22700) {
+    if (found_version >= DTR__NCCL_POLICY) {
         config.commName = c->name;
+        config.CTAPolicy = or_default(c->cta_policy);
+        config.nvlsCTAs = or_default(c->nvls_ctas);
     }
 #endif
     return config;

@@ -13,10 +13,14 @@ enum { DTR__NCCL_FLOOR = 21800 };     /* oldest version that has split and non-b
 enum { DTR__NCCL_REGISTERS = 21900 }; /* oldest one to which memory can be made known */
 enum { DTR__NCCL_WINDOWS = 22700 };   /* oldest one that makes windows of memory */
 enum { DTR__NCCL_ABORTS = 22200 };    /* oldest one that aborts several communicators as a group */
+enum { DTR__NCCL_TRAFFIC = 22600, DTR__NCCL_POLICY = 22700 }; /* oldest ones with these settings */
 
 /* Limits of thread blocks are 0 where NCCL is to choose. */
+enum { DTR__NCCL_NETWORK = 64 };
 typedef struct dtr__nccl_config {
-    int min_ctas, max_ctas, cga_cluster;
+    int min_ctas, max_ctas, cga_cluster, cta_policy, nvls_ctas, traffic_class;
+    bool split_share;
+    char network[DTR__NCCL_NETWORK]; /* "": NCCL chooses */
     bool blocking; /* calls return when they are done, and not while a thread of NCCL's does it */
     const char *name; /* kept as long as the communicator */
 } dtr__nccl_config;

@@ -33,12 +33,22 @@ typedef struct dtr_group_options {
                           ranks: SUM, AVG and PREMUL_SUM of each element are exact and rounded once.
                           Device buffers travel through host memory, or are refused where the
                           backend names nccl */
+    /** How NCCL is to run for this group (its ncclConfig_t), the same on all members; 0: its own
+     * choice. What the NCCL of the process does not know yet has no effect, and rank 0 says so at
+     * level info. */
+    int nccl_cta_policy;      /**< 1 efficiency, 2 copy engines (2.28), 3 both; NCCL 2.27 */
+    int nccl_nvls_ctas;       /**< thread blocks of NVLink SHARP; NCCL 2.27 */
+    int nccl_traffic_class;   /**< of the network; NCCL 2.26 */
+    const char *nccl_network; /**< name of its network, 1..63 bytes, as "Socket" or "IB" */
+    int nccl_stream_priority; /**< 1 high, -1 normal, 0: DTR_STREAM_PRIORITY */
+    bool nccl_split_share;    /**< groups split from this one share its resources; when one of them
+                                 breaks the others may be of no use either */
 } dtr_group_options;
 #ifdef __cplusplus
 #define DTR_GROUP_OPTIONS_INIT                                                                     \
     {                                                                                              \
         sizeof(dtr_group_options), 0, 0, 0, 0, 0, { DTR_CPU, 0 }, false, false, false, 0, 0, 0, 0, \
-            0, false                                                                               \
+            0, false, 0, 0, 0, 0, 0, false                                                         \
     }
 #else
 #define DTR_GROUP_OPTIONS_INIT \

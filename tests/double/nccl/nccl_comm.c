@@ -164,14 +164,23 @@ static bool is_blocking(const ncclConfig_t *config, bool inherited) {
                                                                        : config->blocking != 0;
 }
 
-/* For the log: whether calls block, limits, those that are not set as -1, and the name. */
+static int or_unset(int value) {
+    return value == NCCL_CONFIG_UNDEF_INT ? -1 : value;
+}
+
+/* For the log: whether calls block, and the settings that this version knows; -1: not set. */
 static const char *asked_text(const ncclConfig_t *config, bool blocking, char *text, size_t cap) {
-    int least = config != NULL && config->minCTAs != NCCL_CONFIG_UNDEF_INT ? config->minCTAs : -1;
-    int most = config != NULL && config->maxCTAs != NCCL_CONFIG_UNDEF_INT ? config->maxCTAs : -1;
-    const char *name =
-        config != NULL && config->version >= NCCL_VERSION(2, 27, 0) ? config->commName : "";
-    snprintf(text, cap, "blocking %d, CTAs %d to %d, name %s", blocking, least, most,
-             name != NULL ? name : "");
+    const ncclConfig_t unset = NCCL_CONFIG_INITIALIZER;
+    const ncclConfig_t *c = config != NULL ? config : &unset;
+    const int known = (int)c->version < dn_version() ? (int)c->version : dn_version();
+    const bool names = known >= 22700;
+    snprintf(
+        text, cap,
+        "blocking %d, CTAs %d to %d, name %s; policy %d, NVLS %d, traffic %d, share %d, net %s",
+        blocking, or_unset(c->minCTAs), or_unset(c->maxCTAs),
+        names && c->commName != NULL ? c->commName : "", names ? or_unset(c->CTAPolicy) : -1,
+        names ? or_unset(c->nvlsCTAs) : -1, known >= 22600 ? or_unset(c->trafficClass) : -1,
+        or_unset(c->splitShare), c->netName != NULL ? c->netName : "");
     return text;
 }
 
@@ -258,7 +267,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId i
         return dn_group_failed(ncclSystemError);
     }
     c->blocking = is_blocking(config, true);
-    char asked[160];
+    char asked[320];
     dtr_fake_cuda_log("ncclCommInitRankConfig", "rank %d of %d, %s", rank, nranks,
                       asked_text(config, c->blocking, asked, sizeof asked));
     return start_init(c, comm, init_main, c);
@@ -357,7 +366,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         return dn_group_failed(ncclInvalidArgument);
     }
     bool blocking = is_blocking(config, comm->blocking);
-    char asked[160];
+    char asked[320];
     dtr_fake_cuda_log("ncclCommSplit", "rank %d colour %d key %d, %s", comm->rank, color, key,
                       asked_text(config, blocking, asked, sizeof asked));
     split *s = malloc(sizeof *s);
