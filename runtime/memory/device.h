@@ -42,7 +42,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * no other device, and leaves an error of an earlier call of the program alone, and captures of
  * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
  * the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 11 };
+enum { DTR__DEVICE_ABI = 12 };
 typedef struct dtr__device_ops {
     int abi;          /* DTR__DEVICE_ABI of the build */
     int toolkit;      /* CUDA version of the build, as 13000 */
@@ -64,6 +64,9 @@ typedef struct dtr__device_ops {
     int (*free)(int device, void *ptr); /* waits for the device */
     int (*pinned_alloc)(int device, size_t nbytes, void **ptr);
     int (*pinned_free)(int device, void *ptr);
+    /* Whole pages of other memory of the host become pinned, and are so no longer. */
+    int (*pin)(int device, void *ptr, size_t nbytes);
+    int (*unpin)(int device, void *ptr);
     int (*owner)(const void *ptr, int *device);
     int (*copy)(int device, void *to, const void *from, size_t nbytes, dtr__copy_kind kind,
                 void *stream);

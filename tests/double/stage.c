@@ -8,11 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <dtr/mpi.h>
 
-#include "device_data.h"
-#include "fake_cuda.h"
-#include "harness.h"
-
-enum { N = 3000 };
+#include "memory/arena.h"
+#include "nccl_data.h"
 
 static void finish(dtr_work *w) {
     TH_IS(dtr_work_wait(w, -1), DTR_OK);
@@ -201,7 +198,7 @@ START_TEST(ST5_refusals_take_no_number) {
     TH_IS(dtr_allreduce(th_group(), b, dtr_cpu(host, N, DTR_F32), DTR_SUM, NULL, NULL),
           DTR_ERR_DEVICE);
     TH_IS(dtr_allreduce(th_group(), b, b, DTR_BAND, NULL, NULL), DTR_ERR_DTYPE);
-    setenv("DTR_FAKE_CUDA_ERR", "cudaHostAlloc:1:2", 1);
+    setenv("DTR_FAKE_CUDA_ERR", "cudaHostRegister:1:2,cudaHostAlloc:1:2", 1);
     dtr_fake_cuda_reload();
     TH_IS(dtr_allreduce(th_group(), b, b, DTR_SUM, NULL, NULL), DTR_ERR_NOMEM);
     unsetenv("DTR_FAKE_CUDA_ERR");
@@ -343,13 +340,68 @@ START_TEST(ST10_pools_only_grow) {
             sizes++;
         }
     }
-    int allocated = dtr_fake_cuda_log_count("cudaHostAlloc");
+    int allocated = dtr_fake_cuda_log_count(dtr__arena_usable(th_world()) ? "cudaHostRegister p="
+                                                                          : "cudaHostAlloc");
     TH_CHECK(allocated > 0 && allocated <= 2 * sizes, "%d allocations for %d sizes", allocated,
              sizes);
-    TH_CHECK(dtr_fake_cuda_log_count("cudaFreeHost") == 0, "pinned memory was freed");
+    TH_CHECK(dtr_fake_cuda_log_count("cudaFreeHost") == 0 &&
+                 dtr_fake_cuda_log_count("cudaHostUnregister") == 0,
+             "pinned memory was freed");
     drop(out);
     drop(in);
     TH_AGREE();
+}
+END_TEST
+
+/* Three chunks are on their way: one comes from the device, one is with the CPU backend, one goes
+ * back. They lie in memory of the node, where the ranks reduce them without copies of their own;
+ * where CUDA cannot pin that, in memory of CUDA's. */
+START_TEST(ST11_slots) {
+    for (int pins = 0; pins < 2; pins++) {
+        dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+        dtr_world *w = NULL;
+        dtr_work *work = NULL;
+        cudaEvent_t open;
+        dtr_buffer b = filled(N, 1);
+        const char *const before = getenv("DTR_STAGE_CHUNK");
+        char keep[32];
+        snprintf(keep, sizeof keep, "%s", before != NULL ? before : "");
+        setenv("DTR_STAGE_CHUNK", "1KiB", 1);
+        TH_IS(dtr_world_create_from_comm(MPI_COMM_WORLD, NULL, &w), DTR_OK);
+        setenv("DTR_STAGE_CHUNK", keep, 1);
+        setenv("DTR_FAKE_CUDA_ERR", pins ? "" : "cudaHostRegister:0:801", 1);
+        dtr_fake_cuda_reload();
+        cudaStream_t stream = held_stream(&open);
+        o.stream = stream;
+        dtr_fake_cuda_log_start();
+        TH_IS(dtr_allreduce(dtr_world_group(w), b, b, DTR_SUM, &o, &work), DTR_OK);
+        while (dtr_fake_cuda_log_count("kind=2") < 3) {
+            (void)dtr_work_wait(work, 0); /* where there is no thread */
+            th_sleep(0.001);
+        }
+        th_sleep(0.01);
+        TH_CHECK(dtr_fake_cuda_log_count("kind=2") == 3, "%s", dtr_fake_cuda_log_text());
+        const char *log = dtr_fake_cuda_log_text(), *at = log;
+        void *p = NULL;
+        for (int n = 0; n < 3 && (at = strstr(at, "cudaMemcpyAsync to=")) != NULL; n++) {
+            uint64_t offset;
+            int owner = -1;
+            const bool read = sscanf(at, "cudaMemcpyAsync to=%p", &p) == 1;
+            const bool inside = read && dtr__arena_find(w, p, 1024, &owner, &offset);
+            TH_CHECK(inside == (pins && dtr__arena_usable(w)), "chunk %d at %p: %s", n, p, log);
+            at++;
+        }
+        dtr_fake_cuda_hold(open, 0);
+        finish(work);
+        check(b, 1, (float)th_size(), "sum");
+        unsetenv("DTR_FAKE_CUDA_ERR");
+        dtr_fake_cuda_reload();
+        TH_IS(dtr_world_destroy(w), DTR_OK);
+        cudaEventDestroy(open);
+        cudaStreamDestroy(stream);
+        drop(b);
+        TH_AGREE();
+    }
 }
 END_TEST
 
@@ -367,6 +419,7 @@ static void make(Suite *s) {
     th_add(tc, an_error_of_cuda_breaks_the_group, 1, 0);
     th_add(tc, T30_chunks, 1, 0);
     th_add(tc, ST10_pools_only_grow, 2, 0);
+    th_add(tc, ST11_slots, 1, 0);
 }
 
 int main(int argc, char **argv) {

@@ -9,7 +9,8 @@
 #include "engine/engine.h"
 #include "memory/device.h"
 
-enum { DTR__STAGE_SLOTS = 2 };
+/* One is loaded while one is with the CPU backend and one is stored. */
+enum { DTR__STAGE_SLOTS = 3 };
 enum { DTR__STAGE_FACTOR = 64 }; /* bytes kept for a factor that lies on the device, a cache line */
 
 typedef enum dtr__slot_state {
@@ -24,6 +25,7 @@ typedef struct dtr__slot {
     struct dtr__slot *next; /* in the pool: its lock */
     char *memory;
     size_t cap;
+    bool shared; /* memory is the node's, where a CPU backend needs no copy of its own */
     void *dependency, *loaded, *stored; /* events */
     /* Of the operation that has it; progress lock. */
     dtr__slot_state state;
@@ -36,6 +38,7 @@ typedef struct dtr__slot {
 /* Of a group and a device: streams and pinned memory. */
 typedef struct dtr__stage {
     struct dtr__stage *next; /* of the group: for its other devices; lock of the list */
+    dtr_world *world;
     int device;
     const dtr__device_ops *ops;
     void *load, *store; /* streams */

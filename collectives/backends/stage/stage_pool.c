@@ -4,11 +4,12 @@
 
 #include "backends/stage/stage.h"
 #include "core/team.h"
+#include "memory/arena.h"
 #include "stage_internal.h"
 #include "topology/bind.h"
 
 enum {
-    LEAST = 4096,       /* bytes of a slot */
+    LEAST = 4096,       /* bytes of a slot, a page */
     CLOSE_WAITS = 1000, /* of a millisecond, for copies of failed operations */
 };
 
@@ -21,10 +22,27 @@ static void free_slot(dtr__stage *s, dtr__slot *slot) {
             (void)s->ops->event_free(s->device, events[i]);
         }
     }
-    if (slot->memory != NULL) {
+    if (slot->shared) {
+        (void)s->ops->unpin(s->device, slot->memory);
+        dtr__arena_free(s->world, slot->memory);
+    } else if (slot->memory != NULL) {
         (void)s->ops->pinned_free(s->device, slot->memory);
     }
     free(slot);
+}
+
+/* Memory of the node, pinned: the device copies to and from where the CPU backends work, and
+ * these need no staging between. */
+static bool take_shared(const dtr__stage *s, dtr__slot *slot) {
+    void *memory =
+        dtr__arena_usable(s->world) ? dtr__arena_alloc(s->world, slot->cap, LEAST) : NULL;
+    if (memory != NULL && s->ops->pin(s->device, memory, slot->cap) != 0) {
+        dtr__arena_free(s->world, memory);
+        memory = NULL;
+    }
+    slot->memory = memory;
+    slot->shared = memory != NULL;
+    return slot->shared;
 }
 
 static dtr_status fill_slot(dtr__stage *s, dtr__slot *slot) {
@@ -32,6 +50,9 @@ static dtr_status fill_slot(dtr__stage *s, dtr__slot *slot) {
     DTR_CUDA_TRY(s->ops->event_new(s->device, false, &slot->loaded), DTR_ERR_CUDA);
     DTR_CUDA_TRY(s->ops->event_new(s->device, false, &slot->stored), DTR_ERR_CUDA);
     void *memory = NULL;
+    if (take_shared(s, slot)) {
+        return DTR_OK;
+    }
     DTR_CUDA_TRY(s->ops->pinned_alloc(s->device, slot->cap, &memory), DTR_ERR_NOMEM);
     slot->memory = memory;
     return DTR_OK;
@@ -131,9 +152,10 @@ dtr_status dtr__stage_open(dtr_group *g, void **state) {
     return DTR_OK;
 }
 
-static dtr_status make_stage(int device, dtr__stage **stage) {
+static dtr_status make_stage(dtr_world *world, int device, dtr__stage **stage) {
     dtr__stage *s = calloc(1, sizeof *s);
     DTR_REQUIRE(s != NULL, NULL, DTR_ERR_NOMEM, "out of memory for device cuda:%d", device);
+    s->world = world;
     s->device = device;
     s->ops = dtr__cuda_get()->ops;
     pthread_mutex_init(&s->lock, NULL);
@@ -154,7 +176,7 @@ dtr_status dtr__stage_of(dtr__stages *stages, int device, dtr__stage **stage) {
     while (s != NULL && s->device != device) {
         s = s->next;
     }
-    if (s == NULL && (status = make_stage(device, &s)) == DTR_OK) {
+    if (s == NULL && (status = make_stage(stages->world, device, &s)) == DTR_OK) {
         dtr__bind_check_gpu(stages->world, device);
         s->next = stages->first;
         stages->first = s;

@@ -117,6 +117,14 @@ static int pinned_free(int device, void *ptr) {
     ON_DEVICE_RELAXED(device, cudaFreeHost(ptr));
 }
 
+static int pin(int device, void *ptr, size_t nbytes) {
+    ON_DEVICE_RELAXED(device, cudaHostRegister(ptr, nbytes, cudaHostRegisterPortable));
+}
+
+static int unpin(int device, void *ptr) {
+    ON_DEVICE_RELAXED(device, cudaHostUnregister(ptr));
+}
+
 static int owner(const void *ptr, int *device) {
     struct cudaPointerAttributes a;
     scope s = scope_begin();
@@ -294,6 +302,8 @@ __attribute__((visibility("default"))) const dtr__device_ops dtr_cuda_device_ops
     .free = device_free,
     .pinned_alloc = pinned_alloc,
     .pinned_free = pinned_free,
+    .pin = pin,
+    .unpin = unpin,
     .owner = owner,
     .copy = copy,
     .fill = fill,

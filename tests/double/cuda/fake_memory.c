@@ -285,6 +285,41 @@ API cudaError_t cudaFreeHost(void *p) {
     return cudaSuccess;
 }
 
+/* Memory of the program, whose pages the device may use from now on; its size is one of pages. */
+API cudaError_t cudaHostRegister(void *p, size_t nbytes, unsigned flags) {
+    cudaError_t e = fake_enter("cudaHostRegister", "p=%p nbytes=%zu flags=%u", p, nbytes, flags);
+    if (e != cudaSuccess) {
+        return fake_result(e);
+    }
+    may_wait("cudaHostRegister");
+    fake_lock(&lock);
+    const bool known = find(p, nbytes) != NULL;
+    if (!known && p != NULL && nbytes > 0) {
+        add_block(p, nbytes, -1);
+    }
+    fake_unlock(&lock);
+    return fake_result(known                      ? cudaErrorHostMemoryAlreadyRegistered
+                       : p == NULL || nbytes == 0 ? cudaErrorInvalidValue
+                                                  : cudaSuccess);
+}
+
+/* As the end of pinned memory, this may wait for all devices. */
+API cudaError_t cudaHostUnregister(void *p) {
+    cudaError_t e = fake_enter("cudaHostUnregister", "p=%p", p);
+    if (e != cudaSuccess) {
+        return fake_result(e);
+    }
+    may_wait("cudaHostUnregister");
+    for (int d = 0; d < FAKE_DEVICES; d++) {
+        fake_drain_device(d);
+    }
+    fake_lock(&lock);
+    block *b = take_block(p, true);
+    fake_unlock(&lock);
+    free(b);
+    return fake_result(b != NULL ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
 API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p) {
     cudaError_t e = fake_enter("cudaPointerGetAttributes", "p=%p", p);
     if (e != cudaSuccess) {
