@@ -5,6 +5,7 @@
 
 #include <mpi.h>
 
+#include "backends/mpi/mpi_transport.h"
 #include "core/call.h"
 #include "core/message.h"
 
@@ -74,7 +75,7 @@ typedef struct dtr__mpi_step {
 } dtr__mpi_step;
 
 typedef struct dtr__mpi_transfer {
-    MPI_Request request; /* MPI_REQUEST_NULL: not posted yet, or complete */
+    dtr__pending request; /* none: not posted yet, or complete */
     int peer, nbytes, tag;
     bool is_send;
     bool doubted; /* receive: cancelled to see whether the peer had sent it */
@@ -98,9 +99,9 @@ typedef struct dtr__mpi_sched {
     size_t waiting; /* transfer the WAIT at `at` looks at, SIZE_MAX when it has not begun */
     dtr__mpi_pace pace;
     uint64_t seed;   /* of the transfers' tags: sequence number and fingerprint */
-    bool unexpected; /* a transfer has not ended as it should: what MPI reported is in */
+    bool unexpected; /* a transfer has not ended as it should: what was reported is in */
     int code;        /* ... and, of a message that could not be posted, this alone */
-    MPI_Status status;
+    dtr__arrival arrival;
     dtr_dtype dtype;
     dtr_op op;
     int divisor;
@@ -195,7 +196,7 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
 
 /* Requests that are to end without their work: false when MPI still owns it after the patience of
  * the group is used up. */
-bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *state);
+bool dtr__mpi_request_end(dtr__pending *request, bool is_send, dtr__mpi_state *state);
 
 /* mpi_signature.c: begin a schedule with an exchange of what each rank is about to do; the
  * comparison when it is complete. */

@@ -42,7 +42,7 @@ struct dtr__mpi_p2p {
     dtr__mpi_pace pace;
     uint64_t serial;
     int payload;
-    MPI_Request head, body;
+    dtr__pending head, body;
     struct {
         header header;
         char payload[INLINE_MAX];
@@ -50,7 +50,7 @@ struct dtr__mpi_p2p {
 };
 
 struct dtr__mpi_loose {
-    MPI_Request request;
+    dtr__pending request;
     bool is_send;
     void *memory; /* freed with it, may be NULL */
 };
@@ -64,7 +64,7 @@ static dtr__mpi_p2p *add(dtr__mpi_state *state, const dtr_p2p *op, size_t index,
     if (p == NULL) {
         return NULL;
     }
-    p->head = p->body = MPI_REQUEST_NULL;
+    p->head = p->body = DTR__NO_PENDING;
     p->next = state->live;
     if (p->next != NULL) {
         p->next->prev = p;
@@ -102,15 +102,12 @@ static void note_site(const dtr__call *c, dtr__mpi_p2p *p) {
     memcpy(p->base.own.site, dtr__call_site_cached(c), DTR__SITE_MAX);
 }
 
-static dtr_status mpi_failed(const dtr_work *w, int code, const char *call, int line) {
-    dtr__error_context ctx = dtr__work_context(w);
-    return dtr__error_mpi(&ctx, code, call, __FILE__, line);
-}
-#define P2P_MPI(w, name, ...)                               \
+/* `name`: the call of MPI, where it is MPI. */
+#define P2P_TRY(w, name, call)                              \
     do {                                                    \
-        int code_ = DTR_INSIDE(name, __VA_ARGS__);          \
+        int code_ = (call);                                 \
         if (code_ != MPI_SUCCESS) {                         \
-            return mpi_failed((w), code_, #name, __LINE__); \
+            return dtr__transport_failed((w), code_, name); \
         }                                                   \
     } while (0)
 
@@ -121,8 +118,8 @@ static void sweep_loose(dtr__mpi_state *state) {
     size_t kept = 0;
     for (size_t i = 0; i < state->n_loose; i++) {
         int complete = 0;
-        if (DTR_INSIDE(MPI_Test, &state->loose[i].request, &complete, MPI_STATUS_IGNORE) !=
-                MPI_SUCCESS ||
+        dtr__arrival a;
+        if (dtr__transport_test(&state->loose[i].request, &complete, &a) != MPI_SUCCESS ||
             complete) {
             free(state->loose[i].memory);
         } else {
@@ -143,7 +140,7 @@ static dtr__mpi_loose *new_loose(dtr__mpi_state *state, bool is_send, void *memo
         state->cap_loose = cap;
     }
     dtr__mpi_loose *l = &state->loose[state->n_loose];
-    *l = (dtr__mpi_loose){ MPI_REQUEST_NULL, is_send, memory };
+    *l = (dtr__mpi_loose){ DTR__NO_PENDING, is_send, memory };
     return l;
 }
 
@@ -157,8 +154,8 @@ static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi
         return;
     }
     *r = (refusal){ p->base.own, h->serial };
-    if (DTR_INSIDE(MPI_Isend, r, sizeof *r, MPI_BYTE, p->base.peer, DTR__MPI_REFUSAL, group->comm,
-                   &l->request) != MPI_SUCCESS) {
+    if (dtr__transport_send(group, r, sizeof *r, p->base.peer, DTR__MPI_REFUSAL, DTR__SEND_PLAIN,
+                            &l->request) != MPI_SUCCESS) {
         free(r);
         return;
     }
@@ -167,8 +164,8 @@ static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi
     nbytes = first_piece(nbytes);
     void *nowhere = malloc(nbytes);
     l = nowhere == NULL ? NULL : new_loose(state, false, nowhere);
-    if (l == NULL || DTR_INSIDE(MPI_Irecv, nowhere, (int)nbytes, MPI_BYTE, p->base.peer,
-                                (int)h->payload, group->comm, &l->request) != MPI_SUCCESS) {
+    if (l == NULL || dtr__transport_recv(group, nowhere, (int)nbytes, p->base.peer, (int)h->payload,
+                                         &l->request) != MPI_SUCCESS) {
         free(nowhere);
         return;
     }
@@ -180,16 +177,17 @@ static dtr_status look_for_refusals(const dtr_group *group, dtr__mpi_state *stat
                                     const dtr_work *w) {
     for (;;) {
         int there = 0;
-        MPI_Status status;
+        dtr__arrival a;
         refusal r;
-        P2P_MPI(w, MPI_Iprobe, MPI_ANY_SOURCE, DTR__MPI_REFUSAL, group->comm, &there, &status);
+        P2P_TRY(w, "MPI_Iprobe",
+                dtr__transport_probe(group, MPI_ANY_SOURCE, DTR__MPI_REFUSAL, &there, &a));
         if (!there) {
             return DTR_OK;
         }
-        P2P_MPI(w, MPI_Recv, &r, sizeof r, MPI_BYTE, status.MPI_SOURCE, DTR__MPI_REFUSAL,
-                group->comm, MPI_STATUS_IGNORE);
+        P2P_TRY(w, "MPI_Recv", dtr__transport_take(group, &a, &r, sizeof r));
         for (dtr__mpi_p2p *p = state->live; p != NULL; p = p->next) {
-            if (p->base.is_send && p->serial == r.serial && p->base.peer == status.MPI_SOURCE) {
+            if (p->base.is_send && p->serial == r.serial &&
+                p->base.peer == dtr__transport_source(&a)) {
                 p->refused = true;
                 p->base.other = r.terms;
             }
@@ -206,20 +204,19 @@ static dtr_status post_body(const dtr_group *group, const dtr_work *w, dtr__mpi_
         p->posted == 0 ? (int)first_piece(p->base.nbytes) : dtr__mpi_piece(left, 0, &offset);
     char *at = p->base.data + p->posted;
     if (!p->base.is_send) {
-        P2P_MPI(w, MPI_Irecv, at, length, MPI_BYTE, p->base.peer, p->payload, group->comm,
-                &p->body);
-    } else if ((size_t)length < left && p->posted == 0) {
-        P2P_MPI(w, MPI_Issend, at, length, MPI_BYTE, p->base.peer, p->payload, group->comm,
-                &p->body);
+        P2P_TRY(w, "MPI_Irecv",
+                dtr__transport_recv(group, at, length, p->base.peer, p->payload, &p->body));
     } else {
-        P2P_MPI(w, MPI_Isend, at, length, MPI_BYTE, p->base.peer, p->payload, group->comm,
-                &p->body);
+        const bool look_first = (size_t)length < left && p->posted == 0;
+        P2P_TRY(w, look_first ? "MPI_Issend" : "MPI_Isend",
+                dtr__transport_send(group, at, length, p->base.peer, p->payload,
+                                    look_first ? DTR__SEND_ACCEPTED : DTR__SEND_PLAIN, &p->body));
     }
     p->posted += (size_t)length;
     return DTR_OK;
 }
 
-/* The first message, or the receive for it; what MPI says. */
+/* The first message, or the receive for it; what the transport says. */
 static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
                      dtr__mpi_p2p *p) {
     header *h = &p->message.header;
@@ -238,23 +235,23 @@ static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__c
         h->serial = p->serial;
         h->payload = (uint32_t)p->payload;
     }
-    return DTR_INSIDE(MPI_Isend, &p->message, (int)nbytes, MPI_BYTE, p->base.peer,
-                      DTR__MPI_TAG_HEADER | p->base.tag, group->comm, &p->head);
+    return dtr__transport_send(group, &p->message, (int)nbytes, p->base.peer,
+                               DTR__MPI_TAG_HEADER | p->base.tag, DTR__SEND_PLAIN, &p->head);
 }
 
 static int recv_head(const dtr_group *group, dtr__mpi_p2p *p) {
     int from = p->base.peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->base.peer;
-    return DTR_INSIDE(MPI_Irecv, &p->message, sizeof p->message, MPI_BYTE, from,
-                      DTR__MPI_TAG_HEADER | p->base.tag, group->comm, &p->head);
+    return dtr__transport_recv(group, &p->message, sizeof p->message, from,
+                               DTR__MPI_TAG_HEADER | p->base.tag, &p->head);
 }
 
 static dtr_status post(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
                        dtr__mpi_p2p *p) {
     if (p->base.is_send) {
-        P2P_MPI(w, send_head, group, state, &w->call, p);
+        P2P_TRY(w, "MPI_Isend", send_head(group, state, &w->call, p));
         return p->payload != 0 ? post_body(group, w, p) : DTR_OK;
     }
-    P2P_MPI(w, recv_head, group, p);
+    P2P_TRY(w, "MPI_Irecv", recv_head(group, p));
     return DTR_OK;
 }
 
@@ -265,8 +262,9 @@ static dtr_status move_body(const dtr_group *group, dtr__mpi_state *state, dtr_w
     *done = false;
     for (;;) {
         int complete = 1;
-        if (p->body != MPI_REQUEST_NULL) {
-            P2P_MPI(w, MPI_Test, &p->body, &complete, MPI_STATUS_IGNORE);
+        dtr__arrival a;
+        if (!dtr__pending_is_none(&p->body)) {
+            P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->body, &complete, &a));
             p->pace.polls++;
         }
         if (p->base.is_send && p->payload != 0 &&
@@ -291,10 +289,11 @@ static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_w
     int complete = 1;
     *done = false;
     if (p->failed != MPI_SUCCESS) {
-        return mpi_failed(w, p->failed, "MPI_Test", __LINE__);
+        return dtr__transport_failed(w, p->failed, "MPI_Test");
     }
-    if (p->head != MPI_REQUEST_NULL) {
-        P2P_MPI(w, MPI_Test, &p->head, &complete, MPI_STATUS_IGNORE);
+    if (!dtr__pending_is_none(&p->head)) {
+        dtr__arrival a;
+        P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->head, &complete, &a));
     }
     DTR_TRY(move_body(group, state, w, p, done));
     if (p->refused) {
@@ -332,23 +331,24 @@ static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_w
                             dtr__mpi_p2p *p, bool *done) {
     *done = false;
     if (p->failed != MPI_SUCCESS) {
-        return mpi_failed(w, p->failed, "MPI_Test", __LINE__);
+        return dtr__transport_failed(w, p->failed, "MPI_Test");
     }
     if (!p->base.announced) {
-        int complete = p->matched;
-        MPI_Status status = { .MPI_SOURCE = p->source };
         if (!p->matched) {
-            P2P_MPI(w, MPI_Test, &p->head, &complete, &status);
-        }
-        if (!complete) {
-            return DTR_OK;
+            int complete = 0;
+            dtr__arrival a;
+            P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->head, &complete, &a));
+            if (!complete) {
+                return DTR_OK;
+            }
+            p->source = dtr__transport_source(&a);
         }
         p->matched = false;
         if (p->message.header.group != group->uid) {
             /* Left over from a broken group whose communicator was like this one. */
             return post(group, state, w, p);
         }
-        DTR_TRY(accept(group, state, w, p, status.MPI_SOURCE));
+        DTR_TRY(accept(group, state, w, p, p->source));
     }
     DTR_TRY(move_body(group, state, w, p, done));
     if (*done && w->call.kind == DTR__K_RECV) {
@@ -405,9 +405,9 @@ dtr_status dtr__mpi_p2p_add(const dtr_group *group, dtr__mpi_state *state, dtr_w
 dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                               const dtr_p2p *op, size_t index, bool *claimed) {
     int there = 0;
-    MPI_Message message;
-    P2P_MPI(w, MPI_Improbe, MPI_ANY_SOURCE, DTR__MPI_TAG_HEADER | op->tag, group->comm, &there,
-            &message, MPI_STATUS_IGNORE);
+    dtr__claim c;
+    P2P_TRY(w, "MPI_Improbe",
+            dtr__transport_claim(group, DTR__MPI_TAG_HEADER | op->tag, &there, &c));
     *claimed = there != 0;
     if (!there) {
         return DTR_OK;
@@ -416,7 +416,8 @@ dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr
     if (p == NULL) {
         return dtr__message_no_memory(w, index, sizeof *p);
     }
-    P2P_MPI(w, MPI_Imrecv, &p->message, sizeof p->message, MPI_BYTE, &message, &p->head);
+    P2P_TRY(w, "MPI_Imrecv",
+            dtr__transport_recv_claimed(&c, &p->message, sizeof p->message, &p->head));
     return DTR_OK;
 }
 
@@ -492,16 +493,16 @@ bool dtr__mpi_p2p_fast_start(const dtr_group *group, dtr__mpi_state *state, cons
 /* 1: complete; 0: not yet; -1: not as it should be. */
 static int look(const dtr_group *group, dtr__mpi_p2p *p) {
     int complete = 0;
-    MPI_Status status;
+    dtr__arrival a;
     if (p->failed == MPI_SUCCESS) {
-        p->failed = DTR_INSIDE(MPI_Test, &p->head, &complete, &status);
+        p->failed = dtr__transport_test(&p->head, &complete, &a);
     }
     if (p->failed != MPI_SUCCESS || !complete || p->base.is_send) {
         return p->failed != MPI_SUCCESS ? -1 : complete;
     }
     const header *h = &p->message.header;
     p->matched = true;
-    p->source = status.MPI_SOURCE;
+    p->source = dtr__transport_source(&a);
     if (h->group != group->uid || !dtr__terms_fit(&h->terms, &p->base.own) || h->payload != 0) {
         return -1;
     }
@@ -532,7 +533,7 @@ void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive) {
     for (dtr__mpi_p2p *p = state->stuck, *next; p != NULL; p = next) {
         next = p->next;
         if (mpi_alive && !dtr__mpi_request_end(&p->body, p->base.is_send, state)) {
-            MPI_Request_free(&p->body); /* in the user's memory */
+            dtr__transport_forget(&p->body); /* in the user's memory */
         }
         if (!mpi_alive || dtr__mpi_request_end(&p->head, p->base.is_send, state)) {
             free(p);

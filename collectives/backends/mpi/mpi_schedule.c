@@ -142,7 +142,7 @@ static void add_transfers(dtr__mpi_sched *s, bool is_send, const void *memory, s
             step.dst = (char *)(uintptr_t)memory + offset;
         }
         s->transfers[s->n_transfers++] = (dtr__mpi_transfer){
-            .request = MPI_REQUEST_NULL,
+            .request = DTR__NO_PENDING,
             .peer = peer,
             .nbytes = length,
             .tag = tag_of(s, length),
@@ -215,26 +215,22 @@ void dtr__mpi_compare(dtr__mpi_sched *s) {
 
 /* ---- execution ---- */
 
-/* MPI's code. */
+/* The transport's code. */
 static int post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group) {
     dtr__mpi_transfer *t = &s->transfers[step->first];
-    int code;
-    if (t->is_send) {
-        code = DTR_INSIDE(MPI_Isend, step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm,
-                          &t->request);
-    } else {
-        code = DTR_INSIDE(MPI_Irecv, step->dst, t->nbytes, MPI_BYTE, t->peer, t->tag, group->comm,
-                          &t->request);
-    }
+    const int code =
+        t->is_send ? dtr__transport_send(group, step->dst, t->nbytes, t->peer, t->tag,
+                                         DTR__SEND_PLAIN, &t->request)
+                   : dtr__transport_recv(group, step->dst, t->nbytes, t->peer, t->tag, &t->request);
     if (code != MPI_SUCCESS) {
-        t->request = MPI_REQUEST_NULL;
+        t->request = DTR__NO_PENDING;
     }
     return code;
 }
 
-static dtr_status mpi_failed(const dtr_work *w, int code, const char *call) {
+dtr_status dtr__transport_failed(const dtr_work *w, int code, const char *what) {
     dtr__error_context ctx = dtr__work_context(w);
-    return dtr__error_mpi(&ctx, code, call, __FILE__, __LINE__);
+    return dtr__error_mpi(&ctx, code, what, __FILE__, __LINE__);
 }
 
 static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
@@ -248,22 +244,17 @@ static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
                     dtr__reported_rank(w->group, t->peer), t->nbytes);
 }
 
-/* A complete transfer that MPI failed, that was found never to have been sent, or that brought
- * another number of bytes than agreed (then the tags of two different calls were equal). */
-static dtr_status judge(const dtr__mpi_transfer *t, int code, const MPI_Status *status,
+/* A complete transfer that failed, that was found never to have been sent, or that brought another
+ * number of bytes than agreed (then the tags of two different calls were equal). */
+static dtr_status judge(const dtr__mpi_transfer *t, int code, const dtr__arrival *arrival,
                         const dtr_work *w) {
-    int class = MPI_SUCCESS, cancelled = 0, got = t->nbytes;
     if (code != MPI_SUCCESS) {
-        MPI_Error_class(code, &class);
-        return class == MPI_ERR_TRUNCATE ? disagree(t, w) : mpi_failed(w, code, "MPI_Test");
+        return dtr__transport_was_cut(code) ? disagree(t, w)
+                                            : dtr__transport_failed(w, code, "MPI_Test");
     }
-    if (!t->is_send) {
-        if (t->doubted) {
-            MPI_Test_cancelled(status, &cancelled);
-        }
-        MPI_Get_count(status, MPI_BYTE, &got);
-    }
-    return cancelled || got != t->nbytes ? disagree(t, w) : DTR_OK;
+    const bool never_came = !t->is_send && t->doubted && dtr__transport_was_cancelled(arrival);
+    const int got = t->is_send ? t->nbytes : dtr__transport_nbytes(arrival);
+    return never_came || got != t->nbytes ? disagree(t, w) : DTR_OK;
 }
 
 /* A receive that takes long: is a later message of that rank here already? Messages of a pair keep
@@ -272,14 +263,14 @@ static dtr_status judge(const dtr__mpi_transfer *t, int code, const MPI_Status *
  * meet: some MPI libraries end the process when a message does not fit its receive. */
 static dtr_status doubt(const dtr_group *group, const dtr_work *w, dtr__mpi_transfer *t) {
     int there = 0;
-    MPI_Status status;
-    dtr__error_context ctx = dtr__work_context(w);
-    DTR_MPI(&ctx, MPI_Iprobe(t->peer, MPI_ANY_TAG, group->comm, &there, &status));
-    if (there && status.MPI_TAG >= DTR__MPI_TAG_COLLECTIVE && status.MPI_TAG < DTR__MPI_TAG_END) {
-        DTR_MPI(&ctx, MPI_Cancel(&t->request));
-        t->doubted = true;
+    dtr__arrival later;
+    int code = dtr__transport_probe(group, t->peer, MPI_ANY_TAG, &there, &later);
+    const int tag = code == MPI_SUCCESS && there ? dtr__transport_tag(&later) : -1;
+    if (tag >= DTR__MPI_TAG_COLLECTIVE && tag < DTR__MPI_TAG_END) {
+        code = dtr__transport_cancel(&t->request);
+        t->doubted = code == MPI_SUCCESS;
     }
-    return DTR_OK;
+    return code == MPI_SUCCESS ? DTR_OK : dtr__transport_failed(w, code, "MPI_Iprobe");
 }
 
 bool dtr__mpi_pace_moves(dtr__mpi_pace *pace, size_t nbytes) {
@@ -326,15 +317,15 @@ static int poll_wait(dtr__mpi_sched *s, const dtr__mpi_step *step) {
     for (; s->waiting < step->last && !s->unexpected; s->waiting++) {
         dtr__mpi_transfer *t = &s->transfers[s->waiting];
         int complete = 0, got = t->nbytes;
-        if (t->request == MPI_REQUEST_NULL) {
+        if (dtr__pending_is_none(&t->request)) {
             continue;
         }
-        s->code = DTR_INSIDE(MPI_Test, &t->request, &complete, &s->status);
+        s->code = dtr__transport_test(&t->request, &complete, &s->arrival);
         if (s->code == MPI_SUCCESS && !complete) {
             return 0;
         }
         if (s->code == MPI_SUCCESS && !t->is_send) {
-            MPI_Get_count(&s->status, MPI_BYTE, &got);
+            got = dtr__transport_nbytes(&s->arrival);
         }
         s->unexpected = s->code != MPI_SUCCESS || got != t->nbytes || t->doubted;
         if (s->unexpected) {
@@ -369,8 +360,8 @@ int dtr__mpi_sched_poll(dtr__mpi_sched *s, const dtr_group *group) {
     return 1;
 }
 
-/* What a poll has left to the work: a comparison, or an answer of MPI that is an error unless a
- * transfer that was doubted has come after all. */
+/* What a poll has left to the work: a comparison, or an answer that is an error unless a transfer
+ * that was doubted has come after all. */
 static dtr_status resolve(dtr__mpi_sched *s, const dtr_work *w) {
     const dtr__mpi_step *step = &s->steps[s->at];
     if (step->kind == DTR__MPI_COMPARE) {
@@ -378,10 +369,11 @@ static dtr_status resolve(dtr__mpi_sched *s, const dtr_work *w) {
         return dtr__mpi_compare_signatures(s, w);
     }
     if (step->kind != DTR__MPI_WAIT) {
-        return mpi_failed(w, s->code, step->kind == DTR__MPI_SEND ? "MPI_Isend" : "MPI_Irecv");
+        return dtr__transport_failed(w, s->code,
+                                     step->kind == DTR__MPI_SEND ? "MPI_Isend" : "MPI_Irecv");
     }
     s->unexpected = false;
-    return judge(&s->transfers[s->waiting++], s->code, &s->status, w);
+    return judge(&s->transfers[s->waiting++], s->code, &s->arrival, w);
 }
 
 dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done) {
@@ -408,9 +400,9 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
     }
     for (uint32_t i = s->steps[s->at].first; i < s->steps[s->at].last; i++) {
         const dtr__mpi_transfer *t = &s->transfers[i];
-        bool first = t->request != MPI_REQUEST_NULL;
+        bool first = !dtr__pending_is_none(&t->request);
         for (uint32_t j = s->steps[s->at].first; j < i && first; j++) {
-            first = s->transfers[j].request == MPI_REQUEST_NULL ||
+            first = dtr__pending_is_none(&s->transfers[j].request) ||
                     s->transfers[j].peer != t->peer || s->transfers[j].is_send != t->is_send;
         }
         if (!first || used + 1 >= cap) {
@@ -426,20 +418,20 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
 
 /* ---- giving up ---- */
 
-bool dtr__mpi_request_end(MPI_Request *request, bool is_send, dtr__mpi_state *state) {
-    if (*request == MPI_REQUEST_NULL) {
+bool dtr__mpi_request_end(dtr__pending *request, bool is_send, dtr__mpi_state *state) {
+    dtr__arrival nothing;
+    if (dtr__pending_is_none(request)) {
         return true;
     }
     /* Cancelling a send is not supported by one MPI library and needs the peer in the other. */
     if (!is_send) {
-        DTR_INSIDE(MPI_Cancel, request);
+        (void)dtr__transport_cancel(request);
     }
     double start = dtr__now(), now;
     do {
         int complete = 0;
-        if (DTR_INSIDE(MPI_Test, request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
-            complete) {
-            *request = MPI_REQUEST_NULL;
+        if (dtr__transport_test(request, &complete, &nothing) != MPI_SUCCESS || complete) {
+            *request = DTR__NO_PENDING;
             return true;
         }
         now = dtr__now();
@@ -455,12 +447,12 @@ void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
         if (step->kind != DTR__MPI_SEND && step->kind != DTR__MPI_RECV) {
             continue;
         }
-        MPI_Request *request = &s->transfers[step->first].request;
+        dtr__pending *request = &s->transfers[step->first].request;
         const char *data = step->dst;
-        if (*request != MPI_REQUEST_NULL) {
+        if (!dtr__pending_is_none(request)) {
             touched |= data >= s->staging && data < s->staging + s->cap_staging;
             declaring = true;
-            DTR_INSIDE(MPI_Request_free, request);
+            dtr__transport_forget(request);
         }
     }
     if (touched) {
