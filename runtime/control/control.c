@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/exchange.h"
@@ -18,46 +17,14 @@
 
 /* ---- opening ---- */
 
-static uint64_t mix(uint64_t h, const void *data, size_t nbytes) {
-    for (size_t i = 0; i < nbytes; i++) {
-        h = (h ^ ((const unsigned char *)data)[i]) * UINT64_C(1099511628211);
-    }
-    return h;
-}
-
-static uint64_t own_machine(const dtr_world *world) {
-    struct stat st;
-    uint64_t h = mix(UINT64_C(14695981039346656037), world->host, strlen(world->host));
-    if (stat("/proc/self/ns/net", &st) == 0) {
-        h = mix(mix(h, &st.st_ino, sizeof st.st_ino), &st.st_dev, sizeof st.st_dev);
-    }
-    return h;
-}
-
-/* On all addresses, or on those of the interface that is named and on no other. */
 static bool listen_on(dtr__control *c, const char *interface, introduction *mine, char *why,
                       size_t cap) {
-    const bool any = interface[0] == '\0';
-    int n = dtr__link_addresses(interface, mine->place.address, ADDRESSES);
-    if (n == 0 && !any) {
-        snprintf(why, cap, "the interface of DTR_CONTROL_INTERFACE=%.60s has no address here",
-                 interface);
-        return false;
-    }
-    for (int i = 0; i < (any ? 1 : n); i++) {
-        int fd = dtr__link_listen(any ? NULL : &mine->place.address[i], &mine->offer.port[i]);
-        if (fd < 0) {
-            snprintf(why, cap, "its socket cannot be made: %s", strerror(errno));
-            return false;
-        }
-        c->listener[c->n_listeners++] = fd;
-    }
-    for (int i = 1; any && i < ADDRESSES; i++) {
-        mine->offer.port[i] = mine->offer.port[0];
-    }
-    mine->place.any = any;
-    mine->place.n_addresses = (uint16_t)n;
-    return true;
+    const bool opened = dtr__ports_open(&c->ports, interface, why, cap);
+    memcpy(mine->place.address, c->ports.address, sizeof mine->place.address);
+    memcpy(mine->offer.port, c->ports.port, sizeof mine->offer.port);
+    mine->place.any = c->ports.any;
+    mine->place.n_addresses = (uint16_t)c->ports.n;
+    return opened;
 }
 
 /* Local: the sockets and what this rank offers. Without sockets it takes no part, and `why` says
@@ -67,7 +34,7 @@ static void prepare(dtr_world *world, dtr__control *c, introduction *mine, char 
     memset(mine, 0, sizeof *mine); /* places are compared as they are */
     mine->offer.pid = (uint32_t)getpid();
     mine->offer.hmac = dtr__proof_has_hmac();
-    mine->place.machine = own_machine(world);
+    mine->place.machine = dtr__own_machine(world->host);
     memcpy(mine->place.host, world->host, strnlen(world->host, sizeof mine->place.host - 1));
     c->period_ns = (int64_t)dtr__opt_number(&world->options, DTR__OPT_CONTROL_MS) * MS;
     c->silence_s = dtr__opt_seconds(&world->options, DTR__OPT_NODE_SILENCE);
@@ -82,8 +49,8 @@ static void prepare(dtr_world *world, dtr__control *c, introduction *mine, char 
     c->epoll = dtr__private_fd_end(epoll_create1(EPOLL_CLOEXEC));
     c->wake = c->epoll >= 0 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
     bool fine = c->wake >= 0 && epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->wake, &woken) == 0;
-    for (int i = 0; i < c->n_listeners && fine; i++) {
-        fine = epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener[i], &e) == 0;
+    for (int i = 0; i < c->ports.n_listeners && fine; i++) {
+        fine = epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->ports.listener[i], &e) == 0;
     }
     if (!fine) {
         snprintf(why, cap, "its descriptors cannot be made: %s", strerror(errno));
@@ -95,9 +62,7 @@ static void prepare(dtr_world *world, dtr__control *c, introduction *mine, char 
 }
 
 void dtr__control_close_sockets(dtr__control *c) {
-    while (c->n_listeners > 0) {
-        dtr__private_fd_close(c->listener[--c->n_listeners]);
-    }
+    dtr__ports_close(&c->ports);
     if (c->epoll >= 0) {
         dtr__private_fd_close(c->epoll);
     }

@@ -83,7 +83,7 @@ static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr 
     }
     i -= known;
     if (here && i == 0) {
-        *address = dtr__link_ipv4(htonl(INADDR_LOOPBACK));
+        *address = dtr__socket_ipv4(htonl(INADDR_LOOPBACK));
         return true;
     }
     i -= here;

@@ -45,8 +45,8 @@ static void close_oldest_stranger(dtr__control *c) {
 
 /* What waits to be accepted would wake the thread for ever while there are no descriptors. */
 static void rest(dtr__control *c, int64_t now) {
-    for (int i = 0; i < c->n_listeners; i++) {
-        (void)epoll_ctl(c->epoll, EPOLL_CTL_DEL, c->listener[i], NULL);
+    for (int i = 0; i < c->ports.n_listeners; i++) {
+        (void)epoll_ctl(c->epoll, EPOLL_CTL_DEL, c->ports.listener[i], NULL);
     }
     c->rest_until_ns = now + REST_NS;
 }
@@ -57,8 +57,8 @@ void dtr__control_end_rest(dtr__control *c, int64_t now) {
         return;
     }
     c->rest_until_ns = 0;
-    for (int i = 0; i < c->n_listeners; i++) {
-        if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener[i], &e) != 0 && errno != EEXIST) {
+    for (int i = 0; i < c->ports.n_listeners; i++) {
+        if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->ports.listener[i], &e) != 0 && errno != EEXIST) {
             c->rest_until_ns =
                 now + REST_NS; /* the others are there, which is no error next time */
         }
@@ -86,8 +86,8 @@ static void accept_from(const dtr_world *world, dtr__control *c, int listener, i
 }
 
 void dtr__control_accept(const dtr_world *world, dtr__control *c, int64_t now) {
-    for (int i = 0; i < c->n_listeners && c->rest_until_ns == 0; i++) {
-        accept_from(world, c, c->listener[i], now);
+    for (int i = 0; i < c->ports.n_listeners && c->rest_until_ns == 0; i++) {
+        accept_from(world, c, c->ports.listener[i], now);
     }
 }
 

@@ -13,7 +13,7 @@
 
 #define MS INT64_C(1000000)
 enum {
-    ADDRESSES = 6,
+    ADDRESSES = DTR__ADDRESSES,
     STRANGERS_MOST = 64,   /* connections that have proved nothing, beside one per node */
     ACCEPTED_MOST = 256,   /* in one round */
     REPORTS_PER_ROUND = 16 /* links that get the full report in one period */
@@ -83,7 +83,8 @@ struct dtr__control {
     introduction *received; /* [world size] while it is opened */
     unsigned char key[DTR__KEY_BYTES];
     bool hmac; /* proofs are made with it; else they are the key itself */
-    int epoll, listener[ADDRESSES], n_listeners;
+    int epoll;
+    dtr__ports ports;
     int64_t rest_until_ns; /* no connection is taken; 0: they are */
     int wake;              /* eventfd: another thread has something to report; open to the end */
     _Atomic bool serves;   /* rounds are made */

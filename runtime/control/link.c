@@ -2,12 +2,7 @@
  * not have yet is waited for by epoll. */
 #include "link.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -18,21 +13,6 @@
 #include "base/private_fd.h"
 
 /* ---- making ---- */
-
-/* A stopped process keeps its connection, because its kernel answers; a host that is gone loses it
- * after `silence_s`. */
-static void set_options(int fd, double silence_s) {
-    const int on = 1;
-    double most = silence_s < 86400 ? silence_s : 86400;
-    unsigned silence_ms = (unsigned)(most * 1000);
-    int idle = 1, each = (int)(most / 5) > 0 ? (int)(most / 5) : 1, probes = 5;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &each, sizeof each);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
-}
 
 /* Takes over `fd`. */
 static dtr__link *new_link(int fd, int epoll, double silence_s, uint32_t events) {
@@ -46,7 +26,7 @@ static dtr__link *new_link(int fd, int epoll, double silence_s, uint32_t events)
         errno = code;
         return NULL;
     }
-    set_options(fd, silence_s);
+    dtr__socket_tune(fd, silence_s);
     l->fd = fd;
     l->epoll = epoll;
     l->rank = l->claimed = -1;
@@ -54,76 +34,20 @@ static dtr__link *new_link(int fd, int epoll, double silence_s, uint32_t events)
     return l;
 }
 
-static int new_socket(int family) {
-    dtr__private_fd_begin();
-    return dtr__private_fd_end(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
-
-struct in6_addr dtr__link_ipv4(in_addr_t address) {
-    struct in6_addr a = { .s6_addr = { [10] = 0xff, [11] = 0xff } };
-    memcpy(&a.s6_addr[12], &address, sizeof address);
-    return a;
-}
-
-/* Of either family. */
-static struct in6_addr plain_address(const struct sockaddr *of) {
-    struct in6_addr address;
-    if (of->sa_family == AF_INET) {
-        struct sockaddr_in four;
-        memcpy(&four, of, sizeof four);
-        address = dtr__link_ipv4(four.sin_addr.s_addr);
-    } else {
-        struct sockaddr_in6 six;
-        memcpy(&six, of, sizeof six);
-        address = six.sin6_addr;
-    }
-    return address;
-}
-
-/* The other way round, in the family that the address belongs to. Returns the length. */
-static socklen_t socket_address(const struct in6_addr *address, uint16_t port,
-                                struct sockaddr_storage *out) {
-    memset(out, 0, sizeof *out);
-    if (IN6_IS_ADDR_V4MAPPED(address)) {
-        struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = htons(port) };
-        memcpy(&four.sin_addr, &address->s6_addr[12], sizeof four.sin_addr);
-        memcpy(out, &four, sizeof four);
-        return sizeof four;
-    }
-    struct sockaddr_in6 six = { .sin6_family = AF_INET6,
-                                .sin6_port = htons(port),
-                                .sin6_addr = *address };
-    memcpy(out, &six, sizeof six);
-    return sizeof six;
-}
-
 dtr__link *dtr__link_accept(int listener, int epoll, double silence_s) {
-    struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
-    socklen_t nbytes = sizeof from;
-    dtr__private_fd_begin();
-    int fd = dtr__private_fd_end(
-        accept4(listener, (struct sockaddr *)&from, &nbytes, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    struct in6_addr from;
+    const int fd = dtr__socket_accept(listener, &from);
     dtr__link *l = fd >= 0 ? new_link(fd, epoll, silence_s, EPOLLIN) : NULL;
     if (l != NULL) {
-        l->address = plain_address((const struct sockaddr *)&from);
+        l->address = from;
     }
     return l;
 }
 
-static bool begin_connect(int fd, const struct in6_addr *address, uint16_t port) {
-    struct sockaddr_storage to;
-    socklen_t nbytes = socket_address(address, port, &to);
-    return connect(fd, (const struct sockaddr *)&to, nbytes) == 0 || errno == EINPROGRESS;
-}
-
 dtr__link *dtr__link_dial(const struct in6_addr *address, uint16_t port, int epoll,
                           double silence_s, int *failure) {
-    int fd = new_socket(IN6_IS_ADDR_V4MAPPED(address) ? AF_INET : AF_INET6);
-    if (fd < 0 || !begin_connect(fd, address, port)) {
-        *failure = errno;
-        if (fd >= 0) {
-            dtr__private_fd_close(fd);
-        }
+    const int fd = dtr__socket_dial(address, port, failure);
+    if (fd < 0) {
         return NULL;
     }
     *failure = ENOMEM;
@@ -134,64 +58,6 @@ dtr__link *dtr__link_dial(const struct in6_addr *address, uint16_t port, int epo
         l->dialed = l->connecting = l->waits_to_write = true;
     }
     return l;
-}
-
-static int listen_on(const struct in6_addr *address, bool both, uint16_t *port) {
-    const int only = both ? 0 : 1;
-    struct sockaddr_storage at;
-    socklen_t nbytes = socket_address(address, 0, &at);
-    const bool six = at.ss_family == AF_INET6;
-    int fd = new_socket(at.ss_family);
-    if (fd < 0) {
-        return -1;
-    }
-    if ((six && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only) != 0) ||
-        bind(fd, (const struct sockaddr *)&at, nbytes) != 0 || listen(fd, 256) != 0 ||
-        getsockname(fd, (struct sockaddr *)&at, &nbytes) != 0) {
-        int code = errno;
-        dtr__private_fd_close(fd);
-        errno = code;
-        return -1;
-    }
-    *port = ntohs(six ? ((const struct sockaddr_in6 *)&at)->sin6_port
-                      : ((const struct sockaddr_in *)&at)->sin_port);
-    return fd;
-}
-
-int dtr__link_listen(const struct in6_addr *address, uint16_t *port) {
-    const struct in6_addr four = dtr__link_ipv4(htonl(INADDR_ANY)), six = IN6ADDR_ANY_INIT;
-    if (address != NULL) {
-        return listen_on(address, false, port);
-    }
-    int fd = listen_on(&six, true, port);
-    return fd >= 0 ? fd : listen_on(&four, false, port); /* a kernel without IPv6 */
-}
-
-static bool address_of(const struct sockaddr *of, int family, struct in6_addr *address) {
-    if (of == NULL || of->sa_family != family) {
-        return false;
-    }
-    *address = plain_address(of);
-    return !IN6_IS_ADDR_LINKLOCAL(address);
-}
-
-int dtr__link_addresses(const char *interface, struct in6_addr *address, int most) {
-    const int families[] = { AF_INET, AF_INET6 };
-    struct ifaddrs *all = NULL;
-    int n = 0;
-    if (getifaddrs(&all) != 0) {
-        return 0;
-    }
-    for (int f = 0; f < 2; f++) {
-        for (const struct ifaddrs *a = all; a != NULL && n < most; a = a->ifa_next) {
-            bool named = interface[0] == '\0' ? (a->ifa_flags & IFF_LOOPBACK) == 0
-                                              : strcmp(interface, a->ifa_name) == 0;
-            bool usable = (a->ifa_flags & IFF_UP) != 0 && named;
-            n += usable && address_of(a->ifa_addr, families[f], &address[n]);
-        }
-    }
-    freeifaddrs(all);
-    return n;
 }
 
 /* ---- ending ---- */
@@ -213,11 +79,7 @@ void dtr__link_free(dtr__link *l) {
 }
 
 void dtr__link_connected(dtr__link *l) {
-    int code = 0;
-    socklen_t nbytes = sizeof code;
-    if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &nbytes) != 0) {
-        code = errno;
-    }
+    const int code = dtr__socket_error(l->fd);
     if (code != 0) {
         dtr__link_close(l, code);
     } else {

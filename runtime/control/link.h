@@ -7,7 +7,8 @@
 
 #include "control/control.h"
 #include "control/vote.h"
-#include "proof.h"
+#include "tcp/proof.h"
+#include "tcp/sockets.h"
 
 typedef enum dtr__wire_kind {
     DTR__WIRE_HELLO = 1,    /* hello: the dialer's first */
@@ -89,14 +90,5 @@ typedef void (*dtr__link_take)(void *arg, dtr__link *l, dtr__wire_kind kind, con
 void dtr__link_read(dtr__link *l, dtr__link_take take, void *arg);
 void dtr__link_close(dtr__link *l, int failure);
 void dtr__link_free(dtr__link *l);
-
-/* A listening socket on that address, or on any (NULL) of both families where there are two, and on
- * any port; -1 with errno. To be closed by dtr__private_fd_close. */
-int dtr__link_listen(const struct in6_addr *address, uint16_t *port);
-/* Addresses of this host's interfaces that are up, without loopback and those that are good for one
- * link only; IPv4 first, as IPv6 writes it. Only that interface if one is named, be it loopback's.
- * Returns how many. */
-int dtr__link_addresses(const char *interface, struct in6_addr *address, int most);
-struct in6_addr dtr__link_ipv4(in_addr_t address); /* ::ffff:a.b.c.d */
 
 #endif /* DTR_RT_LINK_H */

@@ -85,7 +85,7 @@ ssize_t our_send(int fd, const void *data, size_t nbytes, int flags) {
 static int call_rank(int r) {
     const offer *o = &control()->offer[r];
     const bool here = dtr__control_same_machine(th_world(), r);
-    const struct in6_addr at = here ? dtr__link_ipv4(htonl(INADDR_LOOPBACK))
+    const struct in6_addr at = here ? dtr__socket_ipv4(htonl(INADDR_LOOPBACK))
                                     : dtr__control_place(th_world(), r)->address[0];
     struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = htons(o->port[0]) };
     struct sockaddr_in6 six = { .sin6_family = AF_INET6,
@@ -127,7 +127,7 @@ static int port_of(int fd, int (*name)(int, struct sockaddr *, socklen_t *),
     memcpy(&four, &of, sizeof four);
     memcpy(&six, &of, sizeof six);
     if (of.ss_family == AF_INET) {
-        *address = dtr__link_ipv4(four.sin_addr.s_addr);
+        *address = dtr__socket_ipv4(four.sin_addr.s_addr);
         return ntohs(four.sin_port);
     }
     *address = six.sin6_addr;

@@ -372,7 +372,7 @@ static void await_link(const dtr__link *l) {
 /* Both ends of a connection to a listener on this host. */
 static void connect_links(const struct in6_addr *to, int epoll, dtr__link **a, dtr__link **b) {
     uint16_t port = 0;
-    int failure = 0, listener = dtr__link_listen(NULL, &port);
+    int failure = 0, listener = dtr__socket_listen(NULL, &port);
     ck_assert_int_ge(listener, 0);
     ck_assert_uint_ne(port, 0);
     struct pollfd come = { .fd = listener, .events = POLLIN };
@@ -396,7 +396,8 @@ static bool has_ipv6(void) {
 
 /* CP2: a node may have addresses of either family only. */
 START_TEST(links_of_both_families) {
-    const struct in6_addr to[] = { dtr__link_ipv4(htonl(INADDR_LOOPBACK)), IN6ADDR_LOOPBACK_INIT };
+    const struct in6_addr to[] = { dtr__socket_ipv4(htonl(INADDR_LOOPBACK)),
+                                   IN6ADDR_LOOPBACK_INIT };
     dtr__wire_hello hello = { .rank = 1 };
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     for (int i = 0; i < 1 + has_ipv6(); i++) {
@@ -418,7 +419,7 @@ END_TEST
 
 /* A child of the program's that lives on must not keep the others from seeing this rank's end. */
 START_TEST(forked_child_keeps_no_link) {
-    const struct in6_addr to = dtr__link_ipv4(htonl(INADDR_LOOPBACK));
+    const struct in6_addr to = dtr__socket_ipv4(htonl(INADDR_LOOPBACK));
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     dtr__link *a, *b;
     connect_links(&to, epoll, &a, &b);

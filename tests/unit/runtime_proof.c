@@ -1,7 +1,7 @@
 /* Proofs of the control plane (reliability: CP3). */
 #include <string.h>
 
-#include "control/proof.h"
+#include "tcp/proof.h"
 #include "unit.h"
 
 static dtr__proof_of some(void) {

@@ -1,4 +1,4 @@
-#include "proof.h"
+#include "tcp/proof.h"
 
 #include <string.h>
 #include <sys/random.h>
