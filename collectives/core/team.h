@@ -24,6 +24,7 @@ typedef struct dtr__group_backends {
     bool takes_devices;               /* device buffers may come */
     const dtr__backend *device_named; /* and then the one for them that the caller named, if any */
     char *asked, *chosen;             /* texts of dtr_group_info */
+    uint64_t channel; /* of messages over TCP: the uid, with other high bits in a part of a group */
 } dtr__group_backends;
 
 /* What its creator asked for, beside what has a place of its own. */

@@ -50,7 +50,7 @@ dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_gro
     g->failure = &all->failure;
     g->world = world;
     g->size = spec->size;
-    g->uid = spec->uid;
+    g->uid = g->backends.channel = spec->uid;
     dtr__group_set_limits(g, spec->timeout_cpu_s, spec->timeout_cuda_s);
     g->device = spec->device;
     g->asked.bound = spec->bound;

@@ -34,6 +34,7 @@ static const dtr__known_backend known[] = {
     { "self", DTR_CPU, &dtr__backend_self, true, NULL },
     { "shm", DTR_CPU, &dtr__backend_shm, true, NULL },
     { "mpi", DTR_CPU, &dtr__backend_mpi, true, NULL },
+    { "tcp", DTR_CPU, &dtr__backend_tcp, true, NULL },
     { "hier", DTR_CPU, &dtr__backend_hier, true, NULL },
     { "nccl", DTR_CUDA, &dtr__backend_nccl, WITH_NCCL, dtr__gpus_serve_nccl },
     { "stage", DTR_CUDA, &dtr__backend_stage, true, NULL },
@@ -328,10 +329,10 @@ static dtr_status choose_cpu(const dtr__error_context *ctx, dtr_group *g, const 
     const dtr__call message = { .kind = DTR__K_SEND };
     g->backends.table[0] = b;
     g->backends.n = 1;
+    const dtr__backend *any = g->world->mpi.tcp != NULL ? &dtr__backend_tcp : &dtr__backend_mpi;
     if (b == &dtr__backend_shm && b->score(g, &message, &why) == 0 &&
-        dtr__backend_mpi.score(g, &message, &why) > 0) {
-        g->backends.table[g->backends.n++] =
-            &dtr__backend_mpi; /* for messages, which it has no memory for */
+        any->score(g, &message, &why) > 0) {
+        g->backends.table[g->backends.n++] = any; /* for messages, which it has no memory for */
     }
     g->backends.named = true;
     return DTR_OK;

@@ -49,8 +49,10 @@ dtr__members dtr__members_of(const dtr_world *world) {
 }
 
 dtr__members dtr__members_of_node(const dtr_world *world) {
-    return in_world(world, world->mpi.node_comm, world->local_rank, world->local_size,
-                    DTR__MEMBERS_OF_NODE);
+    dtr__members m = in_world(world, world->mpi.node_comm, world->local_rank, world->local_size,
+                              DTR__MEMBERS_OF_NODE);
+    m.world_ranks = world->local_world;
+    return m;
 }
 
 /* ---- calls ---- */

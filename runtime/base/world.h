@@ -40,6 +40,7 @@ typedef struct dtr__world_mpi {
      */
     struct dtr__inbox *inbox;
     const struct dtr__exchange_ops *exchange;
+    struct dtr__tcp *tcp; /* of the inbox, between nodes; NULL where there is one */
 } dtr__world_mpi;
 
 /* The CPUs of this process, which decide how it waits; constant. */

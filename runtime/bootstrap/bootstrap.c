@@ -1,7 +1,10 @@
-/* From keys and values to memory that all ranks have mapped. Each rank puts who it is; rank 0 looks
- * at all of them, makes a file and puts how to find it; each puts whether it has mapped it, and
- * rank 0 puts what comes of that: to go on, to try it another way, or why not. So every rank but
- * rank 0 gets a few values, however many ranks there are. */
+/* From keys and values to ranks that reach each other. Each rank puts who it is; rank 0 looks at
+ * all of them, tells each which ranks share its node, and puts how many nodes there are. The lowest
+ * rank of each node then makes a file and puts how to find it; each of the node puts whether it has
+ * mapped it, and the maker puts what comes of that: to go on, to try it another way, or why not.
+ * Where there are several nodes each rank listens, puts at which ports, or why it has failed, and
+ * rank 0 puts what comes of all that. So every rank but rank 0 gets a few values, however many
+ * ranks there are. */
 #include "bootstrap/bootstrap.h"
 
 #include <fcntl.h>
@@ -17,7 +20,7 @@
 #include "base/private_fd.h"
 #include "memory/arena_file.h"
 
-enum { PREFIX_MAX = 40, KEY_SIZE = 64, NAMED_NODES = 4, GRACE_S = 5, WAYS = 2 };
+enum { PREFIX_MAX = 40, KEY_SIZE = 64, VALUE_MAX = 4096, GRACE_S = 5, WAYS = 2 };
 #define MAGIC UINT64_C(0x6474722d626f6f74)
 #define WHAT "world creation: "
 
@@ -25,15 +28,30 @@ enum { PREFIX_MAX = 40, KEY_SIZE = 64, NAMED_NODES = 4, GRACE_S = 5, WAYS = 2 };
 typedef struct hello {
     uint64_t magic;
     int32_t version, size;
+    int32_t hmac, unused;       /* built with it */
     char host[64], machine[40]; /* "": not known */
 } hello;
 
-/* What rank 0 says: how to find the file, and then what comes of it. */
+/* What rank 0 says of all. */
 typedef struct plan {
+    int32_t status, n_nodes;
+    int32_t hmac, unused; /* from here on only where there are several */
+    unsigned char key[DTR__KEY_BYTES];
+    dtr__tcp_place first; /* where rank 0 can be reached */
+    char text[1024];
+} plan;
+
+/* And to one rank, where there are several nodes: the ranks of its node. */
+typedef struct node_ranks {
+    int32_t n, rank[VALUE_MAX / sizeof(int32_t) - 1];
+} node_ranks;
+
+/* What the lowest rank of a node says: how to find the file, and then what comes of it. */
+typedef struct file_plan {
     int32_t status, again; /* again: the other way to share is tried */
     offer file;
     char text[1024];
-} plan;
+} file_plan;
 
 /* What each rank says of the file. */
 typedef struct report {
@@ -41,10 +59,28 @@ typedef struct report {
     char text[200];
 } report;
 
+/* How far a rank has come, and how to reach it; and then, from rank 0, how far all have. */
+typedef struct ready {
+    int32_t status, unused;
+    dtr__tcp_place place;
+    char text[1024];
+} ready;
+
+/* Of a rank, as rank 0 tells all of them in the end. */
+typedef struct entry {
+    int32_t node, host;
+    dtr__tcp_place place;
+} entry;
+
 typedef struct boot {
     dtr_bootstrap b;
-    double end, limit_s;
-    int most;
+    dtr__bootstrap_settings set;
+    double end;
+    hello own;
+    entry *all;        /* [size], of rank 0 until all have it */
+    const int *member; /* the ranks of this node */
+    int n_members;
+    dtr__tcp *tcp; /* NULL: there is one node */
 } boot;
 
 /* ---- keys and values ---- */
@@ -63,24 +99,32 @@ static dtr_status put(const boot *o, const char *what, int rank, const void *val
     return DTR_OK;
 }
 
-/* `of`: the rank whose value it is. */
-static dtr_status get(const boot *o, const char *what, int rank, int of, void *value,
-                      size_t nbytes) {
+/* `of`: the rank whose value it is; *n: its length. */
+static dtr_status get_some(const boot *o, const char *what, int rank, int of, void *value,
+                           size_t cap, size_t *n) {
     char key[KEY_SIZE];
-    size_t n = 0;
+    *n = 0;
     const double left_s = o->end - dtr__now() + (o->b.rank == 0 ? 0 : GRACE_S);
-    const dtr_status s = o->b.get(o->b.arg, key_of(o, what, rank, key), value, nbytes, &n,
+    const dtr_status s = o->b.get(o->b.arg, key_of(o, what, rank, key), value, cap, n,
                                   left_s > 0.001 ? left_s : 0.001);
     DTR_REQUIRE(s != DTR_ERR_TIMEOUT, NULL, s,
                 WHAT "rank %d has waited %g s for rank %d, which has not put key '%s'. It has "
                      "ended before, does not create the world, or has another store or prefix",
-                o->b.rank, o->limit_s, of, key);
+                o->b.rank, o->set.limit_s, of, key);
     DTR_REQUIRE(s >= 0, NULL, s, WHAT "the program's get of key '%s' returned %s", key,
                 dtr_status_name(s));
+    return DTR_OK;
+}
+
+static dtr_status get(const boot *o, const char *what, int rank, int of, void *value,
+                      size_t nbytes) {
+    char key[KEY_SIZE];
+    size_t n;
+    DTR_TRY(get_some(o, what, rank, of, value, nbytes, &n));
     DTR_REQUIRE(n == nbytes, NULL, DTR_ERR_MISMATCH,
                 WHAT "key '%s' has %zu bytes, and not the %zu of this library: do several worlds, "
                      "or versions of the library, use one prefix?",
-                key, n, nbytes);
+                key_of(o, what, rank, key), n, nbytes);
     return DTR_OK;
 }
 
@@ -88,6 +132,7 @@ static dtr_status get(const boot *o, const char *what, int rank, int of, void *v
 
 static void describe_own(const boot *o, hello *h) {
     *h = (hello){ .magic = MAGIC, .version = DTR_VERSION, .size = o->b.size };
+    h->hmac = dtr__proof_has_hmac();
     if (gethostname(h->host, sizeof h->host - 1) != 0) {
         strcpy(h->host, "?");
     }
@@ -121,69 +166,81 @@ static dtr_status compare(const boot *o, const hello *all) {
     return DTR_OK;
 }
 
-/* DTR_NODE_RANKS makes several nodes of a host, in the order of its ranks. */
-static void find_nodes(const boot *o, const hello *all, int *node) {
-    int n = 0;
+/* DTR_NODE_RANKS makes several nodes of a host, in the order of its ranks. Returns how many. */
+static int find_nodes(const boot *o, const hello *all) {
+    int n = 0, n_hosts = 0;
     for (int r = 0; r < o->b.size; r++) {
         int before = 0, same = -1;
+        entry *e = &o->all[r];
+        e->host = -1;
         for (int i = 0; i < r; i++) {
             if (is_one_host(&all[i], &all[r])) {
                 before++;
-                same = node[i]; /* the newest node of the host */
+                e->host = o->all[i].host;
+                same = o->all[i].node; /* the newest node of the host */
             }
         }
-        node[r] = same >= 0 && (o->most == 0 || before % o->most != 0) ? same : n++;
+        e->host = e->host >= 0 ? e->host : n_hosts++;
+        e->node = same >= 0 && (o->set.most == 0 || before % o->set.most != 0) ? same : n++;
     }
+    return n;
 }
 
-/* Their memory is what the ranks of such a world have. Says which nodes there are otherwise. */
-static dtr_status require_one_node(const boot *o, const hello *all, const int *node) {
-    char text[NAMED_NODES * 160] = "";
-    int n_nodes = 0;
-    size_t at = 0;
+/* Each rank learns which ranks share its node. */
+static dtr_status put_nodes(const boot *o) {
+    node_ranks v;
     for (int r = 0; r < o->b.size; r++) {
-        if (node[r] < n_nodes) {
-            continue;
-        }
-        if (n_nodes++ < NAMED_NODES) {
-            int others = -1;
-            for (int i = 0; i < o->b.size; i++) {
-                others += node[i] == node[r];
+        v.n = 0;
+        for (int i = 0; i < o->b.size; i++) {
+            if (o->all[i].node == o->all[r].node) {
+                DTR_REQUIRE(v.n < (int)(sizeof v.rank / sizeof v.rank[0]), NULL,
+                            DTR_ERR_UNSUPPORTED,
+                            WHAT "more than %d ranks are on one node of several", (int)v.n);
+                v.rank[v.n++] = i;
             }
-            at += (size_t)snprintf(text + at, sizeof text - at, "%s%.63s (rank %d",
-                                   at > 0 ? ", " : "", all[r].host, r);
-            at += (size_t)snprintf(text + at, sizeof text - at, others > 0 ? " and %d more)" : ")",
-                                   others);
         }
+        DTR_TRY(put(o, "node", r, &v, sizeof v.n + (size_t)v.n * sizeof v.rank[0]));
     }
-    DTR_REQUIRE(n_nodes == 1, NULL, DTR_ERR_UNSUPPORTED,
-                WHAT "its %d ranks are on %d nodes: %s%s. Without MPI the ranks of a world need "
-                     "memory that they all share: give each node a world of its own, or start the "
-                     "program by mpirun and leave dtr_world_options.bootstrap NULL",
-                o->b.size, n_nodes, text, n_nodes > NAMED_NODES ? " and others" : "");
     return DTR_OK;
 }
 
-static dtr_status look_at_all(const boot *o, const hello *own) {
+static dtr_status listen_here(boot *o) {
+    return dtr__tcp_new(o->b.rank, o->b.size, o->set.interface, o->own.host, o->set.silence_s,
+                        &o->tcp);
+}
+
+/* Rank 0's: how ranks of several nodes know each other, with HMAC if all have it. */
+static dtr_status prepare_nodes(boot *o, const hello *all, plan *p) {
+    p->hmac = 1;
+    for (int r = 0; r < o->b.size; r++) {
+        p->hmac = p->hmac && all[r].hmac;
+    }
+    DTR_REQUIRE(dtr__proof_random(p->key, sizeof p->key), NULL, DTR_ERR_SYSTEM,
+                WHAT "the kernel has no random numbers");
+    DTR_TRY(listen_here(o));
+    p->first = *dtr__tcp_place_of(o->tcp, 0);
+    return put_nodes(o);
+}
+
+static dtr_status look_at_all(boot *o, plan *p) {
     const size_t n = (size_t)o->b.size;
     hello *all = calloc(n, sizeof *all);
-    int *node = calloc(n, sizeof *node);
-    dtr_status s = all != NULL && node != NULL
+    o->all = calloc(n, sizeof *o->all);
+    dtr_status s = all != NULL && o->all != NULL
                        ? DTR_OK
                        : DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the facts of %zu ranks", n);
     for (int r = 1; r < o->b.size && s == DTR_OK; r++) {
         s = get(o, "rank", r, r, &all[r], sizeof all[r]);
     }
     if (s == DTR_OK) {
-        all[0] = *own;
+        all[0] = o->own;
         s = compare(o, all);
     }
     if (s == DTR_OK) {
-        find_nodes(o, all, node);
-        s = require_one_node(o, all, node);
+        p->n_nodes = find_nodes(o, all);
+        s = p->n_nodes > 1 ? prepare_nodes(o, all, p) : DTR_OK;
     }
     free(all);
-    free(node);
     return s;
 }
 
@@ -193,7 +250,7 @@ static dtr_status look_at_all(const boot *o, const hello *own) {
  * is full would raise SIGBUS. */
 static dtr_status make_file(const boot *o, bool named, offer *file, int *fd) {
     char why[160] = "no place in /dev/shm";
-    const uint64_t least = dtr__inbox_bytes(o->b.size), grain = DTR__ARENA_GRAIN;
+    const uint64_t least = dtr__inbox_bytes(o->n_members), grain = DTR__ARENA_GRAIN;
     *file = (offer){ .pid = (int)getpid(), .fd = -1, .size = (least + grain - 1) / grain * grain };
     const uint64_t size = file->size;
     dtr__private_fd_begin();
@@ -221,7 +278,8 @@ static dtr__inbox *map_file(const boot *o, const offer *file, int own_fd, report
     if (p == MAP_FAILED) {
         snprintf(r->text, sizeof r->text, "mmap: %s", strerror(errno));
     } else if (dtr__arena_file_map(p, file, fd, own_fd >= 0, r->text, sizeof r->text) == SHARED) {
-        inbox = dtr__inbox_new(p, file->size, o->b.rank, o->b.size, o->limit_s);
+        inbox = dtr__inbox_new(p, file->size, o->b.rank, o->b.size, o->member, o->n_members,
+                               o->set.limit_s);
         if (inbox == NULL) {
             snprintf(r->text, sizeof r->text, "no memory");
         }
@@ -243,29 +301,33 @@ static dtr__inbox *map_file(const boot *o, const offer *file, int own_fd, report
     return inbox;
 }
 
-/* ---- rank 0's part ---- */
+/* ---- the file: the part of the lowest rank of a node ---- */
 
-static void keep_error(plan *p, dtr_status s) {
-    p->status = s;
-    snprintf(p->text, sizeof p->text, "%s", dtr_last_error_message());
+/* The others learn of what has failed here by the value that they wait for. */
+static void keep_error(dtr_status s, int32_t *status, char *text, size_t cap) {
+    if (s < 0) {
+        *status = s;
+        snprintf(text, cap, "%s", dtr_last_error_message());
+    }
 }
 
 /* What all say of the file, for the try `way`. */
 static dtr_status judge(const boot *o, int way, const dtr__inbox *inbox, const report *own,
-                        plan *p) {
+                        file_plan *p) {
     char what[16];
     snprintf(what, sizeof what, "file%d", way);
-    for (int r = 0; r < o->b.size; r++) {
+    for (int i = 0; i < o->n_members; i++) {
+        const int r = o->member[i];
         report one = *own;
-        if (r > 0) {
+        if (r != o->b.rank) {
             DTR_TRY(get(o, what, r, r, &one, sizeof one));
         }
         one.text[sizeof one.text - 1] = '\0';
         p->again = p->again || (!one.mapped && way + 1 < WAYS);
         DTR_REQUIRE(one.mapped || p->again, NULL, DTR_ERR_UNSUPPORTED,
-                    WHAT "rank %d cannot share memory with rank 0: %s. Without MPI the ranks of a "
-                         "world need that",
-                    r, one.text);
+                    WHAT "rank %d cannot share memory with rank %d: %s. Without MPI the ranks of a "
+                         "node need that",
+                    r, o->b.rank, one.text);
         DTR_REQUIRE(!one.mapped || inbox == NULL || dtr__inbox_pid(inbox, r) != 0, NULL,
                     DTR_ERR_MISMATCH,
                     WHAT "what rank %d has put is of an earlier world: give each world a store or "
@@ -276,25 +338,23 @@ static dtr_status judge(const boot *o, int way, const dtr__inbox *inbox, const r
 }
 
 /* Puts a plan; whatever has failed before, the others learn of it here. */
-static dtr_status announce(const boot *o, const char *what, int way, plan *p, dtr_status s) {
-    if (s < 0) {
-        keep_error(p, s);
-    }
-    const dtr_status sent = put(o, what, way, p, sizeof *p);
+static dtr_status announce(const boot *o, const char *name, int way, file_plan *p, dtr_status s) {
+    char what[16];
+    snprintf(what, sizeof what, "%s%d", name, way);
+    keep_error(s, &p->status, p->text, sizeof p->text);
+    const dtr_status sent = put(o, what, o->b.rank, p, sizeof *p);
     return s < 0 ? DTR_FAIL(NULL, s, "%s", p->text) : sent;
 }
 
 /* One try; DTR_IN_PROGRESS: another way may do. */
-static dtr_status lead(const boot *o, const hello *self, int way, dtr__inbox **inbox) {
-    plan p = { 0 };
+static dtr_status lead(const boot *o, int way, dtr__inbox **inbox) {
+    file_plan p = { 0 };
     report own = { 0 };
     int fd = -1;
-    dtr_status s = way == 0 ? look_at_all(o, self) : DTR_OK;
-    if (s == DTR_OK && way > 0) {
+    if (way > 0) {
         dtr__arena_files_sweep();
     }
-    s = s == DTR_OK ? make_file(o, way > 0, &p.file, &fd) : s;
-    s = announce(o, "plan", way, &p, s);
+    dtr_status s = announce(o, "map", way, &p, make_file(o, way > 0, &p.file, &fd));
     if (s == DTR_OK) {
         *inbox = map_file(o, &p.file, fd, &own);
         s = announce(o, "go", way, &p, judge(o, way, *inbox, &own, &p));
@@ -305,25 +365,147 @@ static dtr_status lead(const boot *o, const hello *self, int way, dtr__inbox **i
 
 /* ---- the others' ---- */
 
-static dtr_status receive_plan(const boot *o, const char *what, int way, plan *p) {
-    DTR_TRY(get(o, what, way, 0, p, sizeof *p));
+static dtr_status receive_plan(const boot *o, const char *name, int way, file_plan *p) {
+    char what[16];
+    snprintf(what, sizeof what, "%s%d", name, way);
+    DTR_TRY(get(o, what, o->member[0], o->member[0], p, sizeof *p));
     p->text[sizeof p->text - 1] = p->file.name[sizeof p->file.name - 1] = '\0';
     DTR_REQUIRE(p->status == DTR_OK, NULL, (dtr_status)p->status, "%s", p->text);
-    DTR_REQUIRE(p->file.size >= dtr__inbox_bytes(o->b.size), NULL, DTR_ERR_MISMATCH,
-                WHAT "key '%s' is none of this library", what);
+    DTR_REQUIRE(p->file.size >= dtr__inbox_bytes(o->n_members), NULL, DTR_ERR_MISMATCH,
+                WHAT "key '%s.%d' is none of this library", what, o->member[0]);
     return DTR_OK;
 }
 
 static dtr_status follow(const boot *o, int way, dtr__inbox **inbox) {
-    plan p;
+    file_plan p;
     report own = { 0 };
     char what[16];
     snprintf(what, sizeof what, "file%d", way);
-    DTR_TRY(receive_plan(o, "plan", way, &p));
+    DTR_TRY(receive_plan(o, "map", way, &p));
     *inbox = map_file(o, &p.file, -1, &own);
     DTR_TRY(put(o, what, o->b.rank, &own, sizeof own));
     DTR_TRY(receive_plan(o, "go", way, &p));
     return p.again ? DTR_IN_PROGRESS : DTR_OK;
+}
+
+static dtr_status share_memory(const boot *o, dtr__inbox **inbox) {
+    dtr_status s = DTR_IN_PROGRESS;
+    for (int way = 0; s == DTR_IN_PROGRESS && way < WAYS; way++) {
+        dtr__inbox_free(*inbox);
+        *inbox = NULL;
+        s = o->b.rank == o->member[0] ? lead(o, way, inbox) : follow(o, way, inbox);
+    }
+    return s;
+}
+
+/* ---- who is where, for all ---- */
+
+static dtr_status receive_nodes(boot *o, const plan *p, int *member) {
+    node_ranks v = { 0 };
+    size_t n = 0;
+    bool here = p->n_nodes <= 1;
+    o->member = member;
+    o->n_members = o->b.size;
+    for (int i = 0; i < o->b.size; i++) {
+        member[i] = i;
+    }
+    if (here) {
+        return DTR_OK;
+    }
+    DTR_TRY(get_some(o, "node", o->b.rank, 0, &v, sizeof v, &n));
+    o->n_members = v.n;
+    for (int i = 0; i < o->b.size && i < v.n && (size_t)i < sizeof v.rank / sizeof v.rank[0]; i++) {
+        member[i] = v.rank[i] >= 0 && v.rank[i] < o->b.size ? v.rank[i] : -1;
+        here |= v.rank[i] == o->b.rank;
+    }
+    DTR_REQUIRE(here && v.n >= 1 && v.n <= o->b.size &&
+                    n == sizeof v.n + (size_t)v.n * sizeof v.rank[0],
+                NULL, DTR_ERR_MISMATCH, WHAT "key 'node.%d' is none of this library", o->b.rank);
+    return DTR_OK;
+}
+
+/* Rank 0 looks at all ranks, and all learn what it has found. */
+static dtr_status plan_world(boot *o, plan *p) {
+    if (o->b.rank != 0) {
+        DTR_TRY(get(o, "plan", 0, 0, p, sizeof *p));
+        p->text[sizeof p->text - 1] = '\0';
+        return p->status == DTR_OK ? DTR_OK : DTR_FAIL(NULL, (dtr_status)p->status, "%s", p->text);
+    }
+    const dtr_status s = look_at_all(o, p);
+    keep_error(s, &p->status, p->text, sizeof p->text);
+    const dtr_status sent = put(o, "plan", 0, p, sizeof *p);
+    return s < 0 ? DTR_FAIL(NULL, s, "%s", p->text) : sent;
+}
+
+/* ---- several nodes ---- */
+
+/* Rank 0's: the first failure of a rank, if there is any, and where they all are. */
+static dtr_status gather_ready(const boot *o, ready *first) {
+    for (int r = 0; r < o->b.size; r++) {
+        ready one = *first;
+        if (r > 0) {
+            DTR_TRY(get(o, "ready", r, r, &one, sizeof one));
+        }
+        one.text[sizeof one.text - 1] = '\0';
+        DTR_REQUIRE(one.status == DTR_OK, NULL, (dtr_status)one.status, "%s", one.text);
+        o->all[r].place = one.place;
+        dtr__tcp_set_place(o->tcp, r, &one.place);
+    }
+    return DTR_OK;
+}
+
+/* All agree on whether all have come so far; `s`: whether this rank has. */
+static dtr_status join_nodes(boot *o, const plan *p, dtr_status s) {
+    ready own = { 0 };
+    if (o->tcp == NULL && s == DTR_OK) {
+        s = listen_here(o);
+    }
+    if (o->tcp != NULL) {
+        own.place = *dtr__tcp_place_of(o->tcp, o->b.rank);
+        dtr__tcp_set_key(o->tcp, p->key, p->hmac != 0);
+    }
+    keep_error(s, &own.status, own.text, sizeof own.text);
+    if (o->b.rank == 0) {
+        s = gather_ready(o, &own);
+        keep_error(s, &own.status, own.text, sizeof own.text);
+    }
+    const dtr_status sent = put(o, o->b.rank == 0 ? "all" : "ready", o->b.rank, &own, sizeof own);
+    if (s < 0) {
+        return DTR_FAIL(NULL, s, "%s", own.text);
+    }
+    DTR_TRY(sent);
+    if (o->b.rank != 0) {
+        DTR_TRY(get(o, "all", 0, 0, &own, sizeof own));
+        own.text[sizeof own.text - 1] = '\0';
+        DTR_REQUIRE(own.status == DTR_OK, NULL, (dtr_status)own.status, "%s", own.text);
+        dtr__tcp_set_place(o->tcp, 0, &p->first);
+    }
+    return DTR_OK;
+}
+
+/* From rank 0, over the connections themselves: where everybody is. */
+static dtr_status learn_places(boot *o, dtr__inbox *inbox) {
+    const size_t n = (size_t)o->b.size;
+    const dtr__members all = { .ops = &dtr__exchange_over_inbox,
+                               .inbox = inbox,
+                               .rank = o->b.rank,
+                               .size = o->b.size,
+                               .uid = DTR__MEMBERS_OF_WORLD };
+    int *host = calloc(n, sizeof *host), n_host = 0;
+    if (o->all == NULL) {
+        o->all = calloc(n, sizeof *o->all);
+    }
+    dtr__inbox_set_host(inbox, host, 0);
+    DTR_REQUIRE(o->all != NULL && host != NULL, NULL, DTR_ERR_NOMEM,
+                "no memory for the places of %zu ranks", n);
+    DTR_TRY(dtr__exchange_broadcast(all, o->all, n * sizeof *o->all, 0));
+    for (int r = 0; r < o->b.size; r++) {
+        dtr__tcp_set_place(o->tcp, r, &o->all[r].place);
+        host[n_host] = r;
+        n_host += o->all[r].host == o->all[o->b.rank].host;
+    }
+    dtr__inbox_set_host(inbox, host, n_host);
+    return DTR_OK;
 }
 
 /* ---- both ---- */
@@ -341,22 +523,37 @@ static dtr_status check(const dtr_bootstrap *b) {
     return DTR_OK;
 }
 
-dtr_status dtr__bootstrap_open(const dtr_bootstrap *given, int most, double limit_s,
+static dtr_status open_all(boot *o, int *member, dtr__inbox **inbox) {
+    plan p = { 0 };
+    DTR_TRY(put(o, "rank", o->b.rank, &o->own, sizeof o->own));
+    DTR_TRY(plan_world(o, &p));
+    dtr_status s = receive_nodes(o, &p, member);
+    s = s == DTR_OK ? share_memory(o, inbox) : s;
+    if (p.n_nodes <= 1) {
+        return s;
+    }
+    DTR_TRY(join_nodes(o, &p, s));
+    dtr__inbox_use_tcp(*inbox, o->tcp);
+    return learn_places(o, *inbox);
+}
+
+dtr_status dtr__bootstrap_open(const dtr_bootstrap *given, const dtr__bootstrap_settings *set,
                                dtr__inbox **inbox) {
-    boot o = { .end = dtr__now() + limit_s, .limit_s = limit_s, .most = most };
-    hello own;
+    boot o = { .set = *set, .end = dtr__now() + set->limit_s };
     dtr__inbox *found = NULL;
-    dtr_status s = DTR_IN_PROGRESS;
     DTR_TRY(dtr__options_copy(given, &o.b, sizeof o.b, "dtr_bootstrap"));
     DTR_TRY(check(&o.b));
-    describe_own(&o, &own);
-    DTR_TRY(put(&o, "rank", o.b.rank, &own, sizeof own));
-    for (int way = 0; s == DTR_IN_PROGRESS && way < WAYS; way++) {
-        dtr__inbox_free(found);
-        found = NULL;
-        s = o.b.rank == 0 ? lead(&o, &own, way, &found) : follow(&o, way, &found);
-    }
+    describe_own(&o, &o.own);
+    int *member = calloc((size_t)o.b.size, sizeof *member);
+    dtr_status s = member != NULL
+                       ? open_all(&o, member, &found)
+                       : DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for %d ranks", o.b.size);
+    free(member);
+    free(o.all);
     if (s != DTR_OK) {
+        if (found == NULL || dtr__inbox_tcp(found) == NULL) {
+            DTR_CLEAN_UP(s, dtr__tcp_free(o.tcp));
+        }
         DTR_CLEAN_UP(s, dtr__inbox_free(found));
         return s;
     }

@@ -1,5 +1,6 @@
 /* Rings with one writer and one reader each, so that a rank that is killed at any place leaves
- * nothing locked. A message that does not fit is written in parts, as the reader makes room. */
+ * nothing locked. A message that does not fit is written in parts, as the reader makes room. To
+ * ranks of other nodes messages go as notes over TCP. */
 #include "bootstrap/inbox.h"
 
 #include <poll.h>
@@ -23,7 +24,7 @@ typedef struct ring {
     _Alignas(LINE) unsigned char data[RING_BYTES];
 } ring;
 
-/* Shared, one per rank. */
+/* Shared, one per rank of the node. */
 typedef struct owner {
     _Alignas(LINE) _Atomic uint64_t arrivals; /* grows after anything was written for it */
     _Atomic int pid;
@@ -53,30 +54,35 @@ typedef struct queue {
 
 struct dtr__inbox {
     pthread_mutex_t lock; /* all but what is shared or constant */
-    int rank, size;
+    int rank, size, local, n_local;
+    int *local_of;     /* [size], place on the node; -1: on another one */
+    int *members;      /* [n_local], world ranks */
+    int *host, n_host; /* all ranks of this host; NULL: those of the node */
+    dtr__tcp *tcp;     /* NULL: there is one node */
     double limit_s;
     void *memory;
     size_t nbytes;
-    owner *owner;            /* [size] */
-    ring *ring;              /* [size][size], of sender and receiver */
+    owner *owner;            /* [n_local] */
+    ring *ring;              /* [n_local][n_local], of sender and receiver */
     uint64_t seen;           /* arrivals up to here have been taken in */
-    queue *out;              /* [size], not yet written as a whole */
+    queue *out;              /* [n_local], not yet written as a whole */
     queue in;                /* received, oldest first */
-    message **coming;        /* [size], of which a part is here */
-    frame *head;             /* [size] */
-    size_t *head_done;       /* [size], bytes of the next frame that are here */
+    message **coming;        /* [n_local], of which a part is here */
+    frame *head;             /* [n_local] */
+    size_t *head_done;       /* [n_local], bytes of the next frame that are here */
     bool lost;               /* a message, for want of memory; the next receive says so */
     _Atomic int n_in, n_out; /* messages in these lists; written under lock, read without */
     _Atomic uint64_t looked; /* `seen`, for who does not hold the lock */
 };
 
-size_t dtr__inbox_bytes(int size) {
-    const size_t n = (size_t)size;
+size_t dtr__inbox_bytes(int n_local) {
+    const size_t n = (size_t)n_local;
     return LINE + n * sizeof(owner) + n * n * sizeof(ring);
 }
 
+/* Both are places on the node, as all that is indexed here. */
 static ring *ring_of(const dtr__inbox *b, int from, int to) {
-    return &b->ring[(size_t)from * (size_t)b->size + (size_t)to];
+    return &b->ring[(size_t)from * (size_t)b->n_local + (size_t)to];
 }
 
 static void append(queue *q, message *m) {
@@ -124,7 +130,7 @@ static size_t read_some(ring *r, unsigned char *to, size_t nbytes) {
 /* ---- sending; lock held ---- */
 
 static void push_to(dtr__inbox *b, int to) {
-    ring *r = ring_of(b, b->rank, to);
+    ring *r = ring_of(b, b->local, to);
     size_t n = 0;
     while (b->out[to].first != NULL) {
         message *m = b->out[to].first;
@@ -144,7 +150,7 @@ static void push_to(dtr__inbox *b, int to) {
 }
 
 static void push_all(dtr__inbox *b) {
-    for (int to = 0; to < b->size && atomic_load(&b->n_out) > 0; to++) {
+    for (int to = 0; to < b->n_local && atomic_load(&b->n_out) > 0; to++) {
         push_to(b, to);
     }
 }
@@ -152,6 +158,10 @@ static void push_all(dtr__inbox *b) {
 dtr_status dtr__inbox_send(dtr__inbox *b, int to, int tag, uint64_t uid, const void *head,
                            size_t head_nbytes, const void *tail, size_t tail_nbytes) {
     const size_t nbytes = head_nbytes + tail_nbytes;
+    const int at = b->local_of[to];
+    if (at < 0) {
+        return dtr__tcp_note(b->tcp, to, tag, uid, head, head_nbytes, tail, tail_nbytes);
+    }
     message *m = malloc(sizeof *m + nbytes);
     DTR_REQUIRE(m != NULL, NULL, DTR_ERR_NOMEM, "no memory for a message of %zu bytes", nbytes);
     *m = (message){ .from = b->rank,
@@ -162,9 +172,9 @@ dtr_status dtr__inbox_send(dtr__inbox *b, int to, int tag, uint64_t uid, const v
         memcpy(m->data + head_nbytes, tail, tail_nbytes);
     }
     pthread_mutex_lock(&b->lock);
-    append(&b->out[to], m);
+    append(&b->out[at], m);
     atomic_fetch_add(&b->n_out, 1);
-    push_to(b, to);
+    push_to(b, at);
     pthread_mutex_unlock(&b->lock);
     return DTR_OK;
 }
@@ -180,12 +190,12 @@ static void begin(dtr__inbox *b, int from) {
         b->lost = true;
         return;
     }
-    *m = (message){ .from = from, .nbytes = f.nbytes, .frame = f };
+    *m = (message){ .from = b->members[from], .nbytes = f.nbytes, .frame = f };
     b->coming[from] = m;
 }
 
 static void pull_from(dtr__inbox *b, int from) {
-    ring *r = ring_of(b, from, b->rank);
+    ring *r = ring_of(b, from, b->local);
     for (;;) {
         size_t *head = &b->head_done[from];
         const size_t whole = sizeof(frame);
@@ -214,11 +224,26 @@ static void pull_from(dtr__inbox *b, int from) {
     }
 }
 
+/* One that has come over TCP, whose lock is held. */
+static void take_note(void *arg, int from, int tag, uint64_t uid, const void *data, size_t nbytes) {
+    dtr__inbox *b = arg;
+    message *m = malloc(sizeof *m + nbytes);
+    pthread_mutex_lock(&b->lock);
+    b->lost |= m == NULL;
+    if (m != NULL) {
+        *m = (message){ .from = from, .nbytes = nbytes, .frame = { (uint32_t)nbytes, tag, uid } };
+        memcpy(m->data, data, nbytes);
+        append(&b->in, m);
+    }
+    atomic_fetch_add(&b->n_in, m != NULL);
+    pthread_mutex_unlock(&b->lock);
+}
+
 static void pull_all(dtr__inbox *b) {
-    const uint64_t arrivals = atomic_load(&b->owner[b->rank].arrivals);
+    const uint64_t arrivals = atomic_load(&b->owner[b->local].arrivals);
     if (arrivals != b->seen) {
         b->seen = arrivals;
-        for (int from = 0; from < b->size; from++) {
+        for (int from = 0; from < b->n_local; from++) {
             pull_from(b, from);
         }
         atomic_store(&b->looked, arrivals);
@@ -236,12 +261,20 @@ static message *find(dtr__inbox *b, int tag, uint64_t uid, int from) {
     return NULL;
 }
 
-/* Asked in every poll: where nothing has come and nothing waits, by three loads. */
+/* Asked in every poll: where nothing has come and nothing waits, by three loads, and a look at the
+ * clock where there are other nodes. */
 static bool is_idle(const dtr__inbox *b) {
-    return atomic_load_explicit(&b->owner[b->rank].arrivals, memory_order_acquire) ==
+    return atomic_load_explicit(&b->owner[b->local].arrivals, memory_order_acquire) ==
                atomic_load_explicit(&b->looked, memory_order_relaxed) &&
            atomic_load_explicit(&b->n_in, memory_order_relaxed) == 0 &&
-           atomic_load_explicit(&b->n_out, memory_order_relaxed) == 0;
+           atomic_load_explicit(&b->n_out, memory_order_relaxed) == 0 &&
+           (b->tcp == NULL || !dtr__tcp_is_due(b->tcp));
+}
+
+void dtr__inbox_poll(dtr__inbox *b) {
+    if (b != NULL && b->tcp != NULL && dtr__tcp_is_due(b->tcp)) {
+        dtr__tcp_poll(b->tcp);
+    }
 }
 
 dtr_status dtr__inbox_receive(dtr__inbox *b, int tag, uint64_t uid, int from, void **data,
@@ -250,6 +283,7 @@ dtr_status dtr__inbox_receive(dtr__inbox *b, int tag, uint64_t uid, int from, vo
     if (is_idle(b)) {
         return DTR_OK;
     }
+    dtr__inbox_poll(b);
     pthread_mutex_lock(&b->lock);
     push_all(b);
     pull_all(b);
@@ -275,18 +309,23 @@ static uint64_t own_pids(void) {
 
 int dtr__inbox_claim(dtr__inbox *b) {
     int other = 0;
-    atomic_store(&b->owner[b->rank].pids, own_pids());
-    return atomic_compare_exchange_strong(&b->owner[b->rank].pid, &other, (int)getpid()) ? 0
-                                                                                         : other;
+    owner *own = &b->owner[b->local];
+    atomic_store(&own->pids, own_pids());
+    return atomic_compare_exchange_strong(&own->pid, &other, (int)getpid()) ? 0 : other;
 }
 
 int dtr__inbox_pid(const dtr__inbox *b, int rank) {
-    return atomic_load(&b->owner[rank].pid);
+    const int at = b->local_of[rank];
+    return at >= 0 ? atomic_load(&b->owner[at].pid) : (int)dtr__tcp_place_of(b->tcp, rank)->pid;
 }
 
 bool dtr__inbox_has_ended(const dtr__inbox *b, int rank) {
+    const int at = b->local_of[rank];
+    if (at < 0) {
+        return dtr__tcp_has_ended(b->tcp, rank);
+    }
     const int pid = dtr__inbox_pid(b, rank);
-    if (pid == 0 || rank == b->rank || atomic_load(&b->owner[rank].pids) != own_pids()) {
+    if (pid == 0 || rank == b->rank || atomic_load(&b->owner[at].pids) != own_pids()) {
         return false; /* or it cannot be seen from here */
     }
     struct pollfd p = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
@@ -296,6 +335,20 @@ bool dtr__inbox_has_ended(const dtr__inbox *b, int rank) {
     const bool ended = poll(&p, 1, 0) > 0; /* also one that nobody has waited for */
     close(p.fd);
     return ended;
+}
+
+const int *dtr__inbox_members(const dtr__inbox *b, int *n) {
+    *n = b->n_local;
+    return b->members;
+}
+
+const int *dtr__inbox_host(const dtr__inbox *b, int *n) {
+    *n = b->host != NULL ? b->n_host : b->n_local;
+    return b->host != NULL ? b->host : b->members;
+}
+
+dtr__tcp *dtr__inbox_tcp(const dtr__inbox *b) {
+    return b->tcp;
 }
 
 double dtr__inbox_limit(const dtr__inbox *b) {
@@ -311,7 +364,7 @@ static void free_all(queue *q) {
 }
 
 static void destroy(dtr__inbox *b) {
-    for (int i = 0; i < b->size; i++) {
+    for (int i = 0; i < b->n_local; i++) {
         if (b->out != NULL) {
             free_all(&b->out[i]);
         }
@@ -325,11 +378,36 @@ static void destroy(dtr__inbox *b) {
     free((void *)b->coming);
     free(b->head);
     free(b->head_done);
+    free(b->local_of);
+    free(b->members);
+    free(b->host);
     free(b);
 }
 
-dtr__inbox *dtr__inbox_new(void *memory, size_t nbytes, int rank, int size, double limit_s) {
-    const size_t n = (size_t)size;
+/* Tables of a rank in a node of so many. */
+static bool make_tables(dtr__inbox *b, const int *members) {
+    const size_t n = (size_t)b->n_local;
+    b->out = calloc(n, sizeof *b->out);
+    b->coming = (message **)calloc(n, sizeof *b->coming);
+    b->head = calloc(n, sizeof *b->head);
+    b->head_done = calloc(n, sizeof *b->head_done);
+    b->members = calloc(n, sizeof *b->members);
+    b->local_of = calloc((size_t)b->size, sizeof *b->local_of);
+    if (b->out == NULL || b->coming == NULL || b->head == NULL || b->head_done == NULL ||
+        b->members == NULL || b->local_of == NULL) {
+        return false;
+    }
+    memset(b->local_of, -1, (size_t)b->size * sizeof *b->local_of);
+    for (int i = 0; i < b->n_local; i++) {
+        b->members[i] = members[i];
+        b->local_of[members[i]] = i;
+    }
+    b->local = b->local_of[b->rank];
+    return true;
+}
+
+dtr__inbox *dtr__inbox_new(void *memory, size_t nbytes, int rank, int size, const int *members,
+                           int n_members, double limit_s) {
     dtr__inbox *b = calloc(1, sizeof *b);
     if (b == NULL) {
         return NULL;
@@ -337,20 +415,27 @@ dtr__inbox *dtr__inbox_new(void *memory, size_t nbytes, int rank, int size, doub
     pthread_mutex_init(&b->lock, NULL);
     b->rank = rank;
     b->size = size;
+    b->n_local = n_members;
     b->limit_s = limit_s;
-    b->out = calloc(n, sizeof *b->out);
-    b->coming = (message **)calloc(n, sizeof *b->coming);
-    b->head = calloc(n, sizeof *b->head);
-    b->head_done = calloc(n, sizeof *b->head_done);
-    if (b->out == NULL || b->coming == NULL || b->head == NULL || b->head_done == NULL) {
+    if (!make_tables(b, members)) {
         destroy(b);
         return NULL;
     }
     b->memory = memory;
     b->nbytes = nbytes;
     b->owner = (owner *)(void *)((char *)memory + LINE);
-    b->ring = (ring *)(void *)(b->owner + n);
+    b->ring = (ring *)(void *)(b->owner + n_members);
     return b;
+}
+
+void dtr__inbox_use_tcp(dtr__inbox *b, dtr__tcp *tcp) {
+    b->tcp = tcp;
+    dtr__tcp_on_note(tcp, take_note, b);
+}
+
+void dtr__inbox_set_host(dtr__inbox *b, int *ranks, int n) {
+    b->host = ranks;
+    b->n_host = n;
 }
 
 void dtr__inbox_free(dtr__inbox *b) {
@@ -365,6 +450,7 @@ void dtr__inbox_free(dtr__inbox *b) {
         pthread_mutex_unlock(&b->lock);
         dtr__backoff_pause(NULL, &pause);
     }
+    dtr__tcp_free(b->tcp);
     munmap(b->memory, b->nbytes);
     destroy(b);
 }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/world.h"
+#include "bootstrap/inbox.h"
 #include "control/control.h"
 #include "control/peers.h"
 #include "diagnosis/dump.h"
@@ -62,6 +63,7 @@ static void *thread_main(void *arg) {
         look_at_peers(world, d);
         dtr__heartbeats_round(world, d->heartbeats, d->rank_failed);
         dtr__control_round(world, d->rank_failed);
+        dtr__inbox_poll(world->mpi.inbox); /* for ranks that call nothing just now */
         d->round(world);
         dtr__dump_round(world);
         dtr__abort_round(world, &broken_ns, false);

@@ -175,11 +175,23 @@ static dtr_status split_by_host(dtr_world *w) {
     return look_around(w);
 }
 
+/* Without MPI: it has been found out. */
+static void take_places(dtr_world *w, const int *ranks, int n) {
+    w->local_size = n;
+    for (int i = 0; i < n; i++) {
+        w->local_world[i] = ranks[i];
+        w->local_rank = ranks[i] == w->rank ? i : w->local_rank;
+    }
+}
+
 static dtr_status find_places(dtr_world *w, void *scratch) {
-    if (w->mpi.inbox != NULL) { /* they share memory: it is one node */
-        w->local_rank = w->rank;
-        w->local_size = w->size;
+    if (w->mpi.inbox != NULL) {
+        int n = 0;
+        const int *ranks = dtr__inbox_host(w->mpi.inbox, &n);
+        take_places(w, ranks, n);
         DTR_TRY(dtr__wait_open(w, scratch));
+        ranks = dtr__inbox_members(w->mpi.inbox, &n);
+        take_places(w, ranks, n);
     } else {
         DTR_TRY(split_by_host(w));
         DTR_TRY(dtr__wait_open(w, scratch));
@@ -294,27 +306,26 @@ static dtr_status open_together(dtr_world *w, const dtr_world_options *o, dtr_st
 }
 
 /* What is read before the ranks have found each other: how long a rank waits for the others to
- * come, as an operation would, but the ranks of a job do not start all at once; and what makes
- * several nodes of a host. What cannot be read is refused later. */
+ * come, as an operation would, but the ranks of a job do not start all at once; and what
+ * is said of nodes. What cannot be read is refused later. */
 typedef struct early {
     double limit_s;
-    int node_ranks;
+    dtr__options env;
+    bool has_env;
     const dtr_bootstrap *bootstrap;
 } early;
 
 static early read_early(const dtr_world_options *given) {
     enum { LEAST_S = 60, DEFAULT_S = 1800 };
     dtr_world_options o;
-    dtr__options env;
     early e = { .limit_s = 0 };
     if (dtr__options_copy(given, &o, sizeof o, "dtr_world_options") == DTR_OK) {
         e.limit_s = o.timeout_s;
         e.bootstrap = o.bootstrap;
     }
-    if (dtr__options_read(&env) == DTR_OK) {
-        e.limit_s = e.limit_s > 0 ? e.limit_s : dtr__opt_seconds(&env, DTR__OPT_TIMEOUT);
-        e.node_ranks = (int)dtr__opt_number(&env, DTR__OPT_NODE_RANKS);
-        dtr__options_free(&env);
+    e.has_env = dtr__options_read(&e.env) == DTR_OK;
+    if (e.has_env) {
+        e.limit_s = e.limit_s > 0 ? e.limit_s : dtr__opt_seconds(&e.env, DTR__OPT_TIMEOUT);
     }
     e.limit_s = e.limit_s > 0 ? e.limit_s : DEFAULT_S;
     e.limit_s = e.limit_s > LEAST_S ? e.limit_s : LEAST_S;
@@ -351,7 +362,14 @@ static dtr_status find_by_mpi(MPI_Comm comm, double limit_s, dtr_world *w) {
 }
 
 static dtr_status find_by_bootstrap(const early *e, dtr_world *w) {
-    DTR_TRY(dtr__bootstrap_open(e->bootstrap, e->node_ranks, e->limit_s, &w->mpi.inbox));
+    dtr__bootstrap_settings set = { .limit_s = e->limit_s, .interface = "", .silence_s = 10 };
+    if (e->has_env) {
+        set.most = (int)dtr__opt_number(&e->env, DTR__OPT_NODE_RANKS);
+        set.interface = dtr__opt_text(&e->env, DTR__OPT_CONTROL_INTERFACE);
+        set.silence_s = dtr__opt_seconds(&e->env, DTR__OPT_NODE_SILENCE);
+    }
+    DTR_TRY(dtr__bootstrap_open(e->bootstrap, &set, &w->mpi.inbox));
+    w->mpi.tcp = dtr__inbox_tcp(w->mpi.inbox);
     w->mpi.exchange = &dtr__exchange_over_inbox;
     w->rank = e->bootstrap->rank;
     w->size = e->bootstrap->size;
@@ -371,9 +389,14 @@ dtr_status dtr__world_open(MPI_Comm comm, const dtr_world_options *o, dtr_world 
     dtr_world found = { .mpi = { .comm = MPI_COMM_NULL, .node_comm = MPI_COMM_NULL } };
     dtr_world_options own_options;
     DTR_TRY(dtr__fork_check("a new world"));
-    const early e = read_early(o);
-    DTR_TRY(comm == MPI_COMM_NULL && e.bootstrap != NULL ? find_by_bootstrap(&e, &found)
-                                                         : find_by_mpi(comm, e.limit_s, &found));
+    early e = read_early(o);
+    const dtr_status come = comm == MPI_COMM_NULL && e.bootstrap != NULL
+                                ? find_by_bootstrap(&e, &found)
+                                : find_by_mpi(comm, e.limit_s, &found);
+    if (e.has_env) {
+        dtr__options_free(&e.env);
+    }
+    DTR_TRY(come);
     dtr_world *w = new_handle();
     if (w == NULL) {
         dtr_status s = prepare(o, world, &own_options, w);

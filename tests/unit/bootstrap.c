@@ -2,7 +2,7 @@
  * and find each other through files. Every function of MPI that the library names is one here that
  * ends the process (without_mpi.c, which the build writes), so none can have been called.
  *
- * Usage: bootstrap CASE RANKS */
+ * Usage: bootstrap CASE RANKS [RANKS_OF_A_NODE], where the last one makes several nodes */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +15,11 @@
 #include "bootstrap_store.h"
 
 enum { COUNT = 3000 };
+static int per_node; /* 0: all */
+
+static int nodes_of(int n) {
+    return per_node == 0 ? 1 : (n + per_node - 1) / per_node;
+}
 
 static dtr_world *make(store *s, const char *prefix, int rank, int n, double timeout_s) {
     const dtr_bootstrap b = store_bootstrap(s, prefix, rank, n);
@@ -131,11 +136,19 @@ static void works(int rank, int n, void *arg) {
     dtr_group *g = dtr_world_group(w);
     dtr_group_info info = DTR_GROUP_INFO_INIT;
     MPI_Comm comm;
-    EXPECT(dtr_world_node_count(w) == 1 && dtr_world_local_rank(w) == rank &&
-               dtr_world_local_size(w) == n,
-           "where it is");
+    const int nodes = nodes_of(n), node = per_node == 0 ? 0 : rank / per_node;
+    const int local = node == nodes - 1 ? n - node * per_node : per_node;
+    EXPECT(dtr_world_node_count(w) == nodes && dtr_world_node(w) == node &&
+               dtr_world_local_rank(w) == rank - node * per_node &&
+               dtr_world_local_size(w) == local,
+           "node %d of %d, local rank %d of %d", dtr_world_node(w), dtr_world_node_count(w),
+           dtr_world_local_rank(w), dtr_world_local_size(w));
     EXPECT_OK(dtr_group_get_info(g, &info));
-    EXPECT(strcmp(info.backend, n > 1 ? "cpu:shm" : "cpu:self") == 0, "served by %s", info.backend);
+    EXPECT(strcmp(info.backend, n == 1       ? "cpu:self"
+                                : nodes == 1 ? "cpu:shm"
+                                : nodes == n ? "cpu:tcp"
+                                             : "cpu:hier") == 0,
+           "served by %s", info.backend);
     use(w, g);
     EXPECT(dtr_group_mpi_comm(g, &comm) == DTR_ERR_UNSUPPORTED, "a communicator");
     EXPECT_TEXT("without MPI");
@@ -144,6 +157,15 @@ static void works(int rank, int n, void *arg) {
     o.backend = "cpu:mpi";
     EXPECT(dtr_group_create(w, NULL, n, &o, &none) == DTR_ERR_UNSUPPORTED, "backend mpi");
     EXPECT_TEXT("without MPI");
+    o.backend = "cpu:tcp";
+    if (nodes == 1) {
+        EXPECT(dtr_group_create(w, NULL, n, &o, &none) == DTR_ERR_UNSUPPORTED, "backend tcp");
+        EXPECT_TEXT("the world is on one node");
+    } else {
+        EXPECT_OK(dtr_group_create(w, NULL, n, &o, &none));
+        use(w, none);
+        EXPECT_OK(dtr_group_destroy(none));
+    }
     EXPECT_OK(dtr_world_destroy(w));
 }
 
@@ -240,8 +262,9 @@ static void fault(int rank, int n, store *s, int signal, double timeout_s, dtr_s
     }
     EXPECT(got == expected, "%s", dtr_status_name(got));
     EXPECT_TEXT(name);
-    if (signal == SIGSTOP) {
-        EXPECT_TEXT("stopped");
+    if (signal == SIGSTOP) { /* another rank of its node has seen it, or nobody speaks for it */
+        EXPECT_TEXT(per_node == 0 || (n - 1) % per_node > 0 ? "stopped"
+                                                            : "no report of it has come");
     }
     (void)dtr_world_destroy(w);
 }
@@ -288,16 +311,6 @@ static dtr_status attempt(dtr_bootstrap *b) {
         EXPECT_TEXT(part);                                         \
     } while (0)
 
-static void nodes(int rank, int n, void *arg) {
-    char host[64] = "", text[256];
-    gethostname(host, sizeof host - 1);
-    snprintf(text, sizeof text, "are on %d nodes: %s (rank 0 and 1 more), %s (rank 2", (n + 1) / 2,
-             host, host);
-    setenv("DTR_NODE_RANKS", "2", 1);
-    dtr_bootstrap b = store_bootstrap(arg, "one", rank, n);
-    EXPECT_FAILS(&b, DTR_ERR_UNSUPPORTED, text);
-}
-
 static void absent(int rank, int n, void *arg) {
     char text[96];
     snprintf(text, sizeof text, "for rank %d, which has not put key 'one/rank.%d'", n - 1, n - 1);
@@ -312,7 +325,7 @@ static void absent(int rank, int n, void *arg) {
 /* Ends at the last value that it gets: all have mapped the memory by then. */
 static void killed_early(int rank, int n, void *arg) {
     store *s = arg;
-    s->die_at_key = rank == n - 1 ? "go.0" : NULL;
+    s->die_at_key = rank == n - 1 ? (per_node == 0 ? "go0.0" : "all.0") : NULL;
     dtr_bootstrap b = store_bootstrap(s, "one", rank, n);
     EXPECT_FAILS(&b, DTR_ERR_REMOTE, "has ended while the ranks were making a world");
 }
@@ -342,17 +355,26 @@ static const struct {
     int least;    /* ranks */
     bool stopped; /* the last one stops itself */
 } cases[] = {
-    { "works", works, 1, false },       { "groups", groups, 1, false },
-    { "worlds", worlds, 2, false },     { "averages", averages, 1, false },
-    { "killed", killed, 2, false },     { "stopped", stopped, 2, true },
-    { "late", late, 2, true },          { "aborted", aborted, 2, false },
-    { "nodes", nodes, 3, false },       { "absent", absent, 2, false },
-    { "mistakes", mistakes, 2, false }, { "killed_early", killed_early, 2, false },
+    { "works", works, 1, false },
+    { "groups", groups, 1, false },
+    { "worlds", worlds, 2, false },
+    { "averages", averages, 1, false },
+    { "killed", killed, 2, false },
+    { "stopped", stopped, 2, true },
+    { "late", late, 2, true },
+    { "aborted", aborted, 2, false },
+    { "absent", absent, 2, false },
+    { "mistakes", mistakes, 2, false },
+    { "killed_early", killed_early, 2, false },
 };
 
 int main(int argc, char **argv) {
     int bad = -1;
-    for (size_t i = 0; argc == 3 && i < sizeof cases / sizeof cases[0]; i++) {
+    if (argc == 4) {
+        per_node = atoi(argv[3]);
+        setenv("DTR_NODE_RANKS", argv[3], 1);
+    }
+    for (size_t i = 0; argc >= 3 && i < sizeof cases / sizeof cases[0]; i++) {
         const int n = atoi(argv[2]);
         if (strcmp(cases[i].name, argv[1]) == 0 && n >= cases[i].least) {
             store s;
@@ -362,7 +384,7 @@ int main(int argc, char **argv) {
         }
     }
     if (bad < 0) {
-        fprintf(stderr, "usage: %s CASE RANKS\n", argv[0]);
+        fprintf(stderr, "usage: %s CASE RANKS [RANKS_OF_A_NODE]\n", argv[0]);
     }
     return bad != 0;
 }

@@ -115,11 +115,15 @@ add_custom_command(OUTPUT without_mpi.c DEPENDS dtr
   COMMAND sh "${CMAKE_CURRENT_SOURCE_DIR}/unit/without_mpi.sh" "${CMAKE_NM}" $<TARGET_FILE:dtr> without_mpi.c VERBATIM)
 add_executable(test_bootstrap unit/bootstrap.c unit/bootstrap_store.c without_mpi.c)
 target_link_libraries(test_bootstrap PRIVATE dtr_static dtr_flags MPI::MPI_C Threads::Threads)
+# CASE/RANKS, or CASE/RANKS/RANKS_OF_A_NODE for several nodes
 foreach(run works/1 works/2 works/3 works/4 works/7 groups/1 groups/2 groups/3 groups/4 groups/7 worlds/4 averages/1 averages/3
-    killed/3 killed/4 stopped/3 late/3 aborted/3 nodes/4 absent/3 mistakes/3 killed_early/3)
+    killed/3 killed/4 stopped/3 late/3 aborted/3 absent/3 mistakes/3 killed_early/3
+    works/2/1 works/3/1 works/3/2 works/4/2 works/7/1 works/7/3 groups/2/1 groups/3/2 groups/4/2 groups/7/3 worlds/4/2 averages/2/1
+    averages/3/2 averages/7/3 killed/3/2 killed/4/2 stopped/3/2 stopped/4/2 late/3/2 aborted/3/2 absent/3/2 mistakes/3/2 killed_early/3/2
+    killed_early/4/2)
+  string(REPLACE "/" "_" name ${run})
   string(REPLACE "/" ";" run ${run})
-  list(GET run 0 case)
   list(GET run 1 n)
-  add_test(NAME bootstrap_${case}_${n} COMMAND test_bootstrap ${case} ${n})
-  set_tests_properties(bootstrap_${case}_${n} PROPERTIES LABELS unit TIMEOUT 300 PROCESSORS ${n} ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
+  add_test(NAME bootstrap_${name} COMMAND test_bootstrap ${run})
+  set_tests_properties(bootstrap_${name} PROPERTIES LABELS unit TIMEOUT 300 PROCESSORS ${n} ENVIRONMENT "${DTR_TEST_ENVIRONMENT}")
 endforeach()

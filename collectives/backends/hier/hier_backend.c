@@ -124,6 +124,7 @@ static void describe_lane(const dtr_group *g, dtr__hier_state *s, dtr__hier_name
     sub->world = g->world;
     sub->id = g->id;
     sub->uid = g->uid;
+    sub->backends.channel = g->uid ^ (uint64_t)(1 + name) << 62;
     sub->rank = intra ? s->local : s->home;
     memcpy(sub->name, g->name, sizeof sub->name);
     sub->size = intra ? nodes->count[s->home] : nodes->n;
@@ -137,6 +138,9 @@ static void describe_lane(const dtr_group *g, dtr__hier_state *s, dtr__hier_name
 /* Communicators of both lanes, in the order that describe_lane gives. */
 static dtr_status make_comms(const dtr_group *g, dtr__hier_state *s) {
     dtr__error_context ctx = { .world = g->world, .group = g->name };
+    if (g->world->mpi.tcp != NULL) {
+        return DTR_OK; /* it has channels, which need not be made */
+    }
     MPI_Comm *intra = &s->lane[DTR__HIER_INTRA].group.comm;
     MPI_Comm *inter = &s->lane[DTR__HIER_INTER].group.comm;
     int color = dtr__hier_has_inter(s) ? s->local : MPI_UNDEFINED;

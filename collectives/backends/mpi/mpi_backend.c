@@ -1,6 +1,6 @@
-/* The mpi backend: collectives and point to point as own schedules of point-to-point messages on
- * the group's private communicator, between any ranks and with any MPI library. Nothing here
- * blocks. */
+/* The backends mpi and tcp: collectives and point to point as own schedules of point-to-point
+ * messages, between any ranks: on the group's private communicator with any MPI library, or over
+ * TCP in a world without MPI. Nothing here blocks. */
 #include <stdlib.h>
 
 #include "backends/mpi/mpi.h"
@@ -25,6 +25,15 @@ static int mpi_score(const dtr_group *group, const dtr__call *call, const char *
         return 0;
     }
     return 20;
+}
+
+static int tcp_score(const dtr_group *group, const dtr__call *call, const char **why) {
+    const bool without_mpi = group->world->mpi.inbox != NULL;
+    (void)call;
+    if (group->world->mpi.tcp == NULL && why != NULL) {
+        *why = without_mpi ? "the world is on one node" : "its ranks reach each other by MPI";
+    }
+    return group->world->mpi.tcp != NULL ? 20 : 0;
 }
 
 /* Several nodes with several ranks each, in node order: neighbours in the ring share a node. */
@@ -58,17 +67,17 @@ static dtr_status mpi_open(dtr_group *group, void **result) {
 /* Memory that MPI may still read or write stays. */
 static void mpi_close(dtr_group *group, void *opaque) {
     dtr__mpi_state *state = opaque;
-    bool alive = dtr__mpi_alive();
+    bool alive = dtr__ranks_reachable(group->world);
     state->cancel_patience = CLOSE_PATIENCE_S;
     for (dtr__mpi_sched *s = state->left, *next; s != NULL; s = next) {
         next = s->next;
-        if (!alive || dtr__mpi_sched_cancel(s, state)) {
+        if (!alive || dtr__mpi_sched_cancel(group, s, state)) {
             dtr__mpi_sched_free(s);
         } else {
             dtr__mpi_sched_abandon(s);
         }
     }
-    dtr__mpi_p2p_close(state, alive);
+    dtr__mpi_p2p_close(group, state, alive);
     dtr__mpi_sched_free(state->sched);
     free(state->nodes);
     if (state->warnings > WARNINGS_MAX) {
@@ -99,10 +108,10 @@ static void warn_left(const dtr_group *group, dtr__mpi_state *state, const dtr_w
 }
 
 /* Ends the collective under way. What MPI still holds keeps its schedule and staging memory. */
-static bool cancel_collective(dtr__mpi_state *state, dtr_work *w) {
+static bool cancel_collective(const dtr_group *group, dtr__mpi_state *state, dtr_work *w) {
     dtr__mpi_sched *s = w->request;
     w->request = NULL;
-    if (dtr__mpi_sched_cancel(s, state)) {
+    if (dtr__mpi_sched_cancel(group, s, state)) {
         return true;
     }
     s->next = state->left;
@@ -113,11 +122,11 @@ static bool cancel_collective(dtr__mpi_state *state, dtr_work *w) {
 
 static void mpi_cancel(dtr_group *group, void *opaque, dtr_work *w) {
     dtr__mpi_state *state = opaque;
-    if (w->request == NULL || !dtr__mpi_alive()) {
+    if (w->request == NULL || !dtr__ranks_reachable(group->world)) {
         return;
     }
     bool p2p = dtr__kind_is_p2p(w->call.kind);
-    if (!(p2p ? dtr__mpi_p2p_cancel(state, w) : cancel_collective(state, w))) {
+    if (!(p2p ? dtr__mpi_p2p_cancel(group, state, w) : cancel_collective(group, state, w))) {
         warn_left(group, state, w);
     }
 }
@@ -249,21 +258,15 @@ static void fast_path_to_work(dtr_group *group, void *opaque, dtr_work *w) {
     state->repeating = NULL;
 }
 
-const dtr__backend dtr__backend_mpi = {
-    .name = "mpi",
-    .kinds = SERVED,
-    .device = DTR_CPU,
-    .ends_alone = true,
-    .asks_mpi = true,
-    .score = mpi_score,
-    .open = mpi_open,
-    .close = mpi_close,
-    .start = mpi_start,
-    .progress = mpi_progress,
-    .cancel = mpi_cancel,
-    .waits_for = mpi_waits_for,
-    .fast_path_accept = fast_path_accept,
-    .fast_path_start = fast_path_start,
-    .fast_path_poll = fast_path_poll,
-    .fast_path_to_work = fast_path_to_work,
-};
+/* What does the work is the same for both. */
+#define BACKEND(the_name, the_score, is_mpi)                                                    \
+    {                                                                                           \
+        .name = (the_name), .kinds = SERVED, .device = DTR_CPU, .ends_alone = true,             \
+        .asks_mpi = (is_mpi), .without_mpi = !(is_mpi), .score = (the_score), .open = mpi_open, \
+        .close = mpi_close, .start = mpi_start, .progress = mpi_progress, .cancel = mpi_cancel, \
+        .waits_for = mpi_waits_for, .fast_path_accept = fast_path_accept,                       \
+        .fast_path_start = fast_path_start, .fast_path_poll = fast_path_poll,                   \
+        .fast_path_to_work = fast_path_to_work,                                                 \
+    }
+const dtr__backend dtr__backend_mpi = BACKEND("mpi", mpi_score, true);
+const dtr__backend dtr__backend_tcp = BACKEND("tcp", tcp_score, false);

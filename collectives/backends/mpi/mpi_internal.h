@@ -186,7 +186,7 @@ int dtr__mpi_sched_poll(dtr__mpi_sched *s, const dtr_group *group);
 /* The same for a work; *done when all steps are through. */
 dtr_status dtr__mpi_sched_run(dtr__mpi_sched *s, const dtr_group *group, dtr_work *w, bool *done);
 /* Cancels receives; true when no transfer is left. */
-bool dtr__mpi_sched_cancel(dtr__mpi_sched *s, dtr__mpi_state *state);
+bool dtr__mpi_sched_cancel(const dtr_group *g, dtr__mpi_sched *s, dtr__mpi_state *state);
 /* Frees a cancelled schedule, but not staging memory that a transfer left behind still uses. */
 void dtr__mpi_sched_abandon(dtr__mpi_sched *s);
 
@@ -196,7 +196,8 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
 
 /* Requests that are to end without their work: false when MPI still owns it after the patience of
  * the group is used up. */
-bool dtr__mpi_request_end(dtr__pending *request, bool is_send, dtr__mpi_state *state);
+bool dtr__mpi_request_end(const dtr_group *g, dtr__pending *request, bool is_send,
+                          dtr__mpi_state *state);
 
 /* mpi_signature.c: begin a schedule with an exchange of what each rank is about to do; the
  * comparison when it is complete. */
@@ -250,13 +251,13 @@ dtr_status dtr__mpi_p2p_add(const dtr_group *group, dtr__mpi_state *state, dtr_w
 dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                               const dtr_p2p *op, size_t index, bool *claimed);
 /* True when nothing is left behind. */
-bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w);
+bool dtr__mpi_p2p_cancel(const dtr_group *group, dtr__mpi_state *state, dtr_work *w);
 /* See dtr__backend; what is in state->repeating becomes a work's. */
 bool dtr__mpi_p2p_fast_accept(const dtr__call *c);
 bool dtr__mpi_p2p_fast_start(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
                              dtr__p2p_set which);
 int dtr__mpi_p2p_fast_poll(const dtr_group *group, dtr__mpi_state *state);
-/* mpi_alive false: MPI is gone, nothing can be cancelled and nothing is touched any more. */
-void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive);
+/* alive false: MPI is gone, nothing can be cancelled and nothing is touched any more. */
+void dtr__mpi_p2p_close(const dtr_group *group, dtr__mpi_state *state, bool alive);
 
 #endif /* DTR_MPI_INTERNAL_H */

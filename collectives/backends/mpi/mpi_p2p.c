@@ -114,12 +114,12 @@ static void note_site(const dtr__call *c, dtr__mpi_p2p *p) {
 /* ---- refusals ---- */
 
 /* Requests that outlive their work: tested now and then, at the latest at the group's end. */
-static void sweep_loose(dtr__mpi_state *state) {
+static void sweep_loose(const dtr_group *group, dtr__mpi_state *state) {
     size_t kept = 0;
     for (size_t i = 0; i < state->n_loose; i++) {
         int complete = 0;
         dtr__arrival a;
-        if (dtr__transport_test(&state->loose[i].request, &complete, &a) != MPI_SUCCESS ||
+        if (dtr__transport_test(group, &state->loose[i].request, &complete, &a) != MPI_SUCCESS ||
             complete) {
             free(state->loose[i].memory);
         } else {
@@ -154,7 +154,7 @@ static void refuse(const dtr_group *group, dtr__mpi_state *state, const dtr__mpi
         return;
     }
     *r = (refusal){ p->base.own, h->serial };
-    if (dtr__transport_send(group, r, sizeof *r, p->base.peer, DTR__MPI_REFUSAL, DTR__SEND_PLAIN,
+    if (dtr__transport_send(group, r, sizeof *r, p->base.peer, DTR__MPI_REFUSAL, DTR__SEND_AT_ONCE,
                             &l->request) != MPI_SUCCESS) {
         free(r);
         return;
@@ -187,7 +187,7 @@ static dtr_status look_for_refusals(const dtr_group *group, dtr__mpi_state *stat
         P2P_TRY(w, "MPI_Recv", dtr__transport_take(group, &a, &r, sizeof r));
         for (dtr__mpi_p2p *p = state->live; p != NULL; p = p->next) {
             if (p->base.is_send && p->serial == r.serial &&
-                p->base.peer == dtr__transport_source(&a)) {
+                p->base.peer == dtr__transport_source(group, &a)) {
                 p->refused = true;
                 p->base.other = r.terms;
             }
@@ -264,7 +264,7 @@ static dtr_status move_body(const dtr_group *group, dtr__mpi_state *state, dtr_w
         int complete = 1;
         dtr__arrival a;
         if (!dtr__pending_is_none(&p->body)) {
-            P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->body, &complete, &a));
+            P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->body, &complete, &a));
             p->pace.polls++;
         }
         if (p->base.is_send && p->payload != 0 &&
@@ -293,7 +293,7 @@ static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_w
     }
     if (!dtr__pending_is_none(&p->head)) {
         dtr__arrival a;
-        P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->head, &complete, &a));
+        P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->head, &complete, &a));
     }
     DTR_TRY(move_body(group, state, w, p, done));
     if (p->refused) {
@@ -304,8 +304,8 @@ static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_w
 }
 
 /* The header is here: does it fit? */
-static dtr_status accept(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
-                         dtr__mpi_p2p *p, int source) {
+static dtr_status accept_header(const dtr_group *group, dtr__mpi_state *state, const dtr_work *w,
+                                dtr__mpi_p2p *p, int source) {
     const header *h = &p->message.header;
     p->base.peer = source;
     p->base.announced = true;
@@ -337,18 +337,18 @@ static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_w
         if (!p->matched) {
             int complete = 0;
             dtr__arrival a;
-            P2P_TRY(w, "MPI_Test", dtr__transport_test(&p->head, &complete, &a));
+            P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->head, &complete, &a));
             if (!complete) {
                 return DTR_OK;
             }
-            p->source = dtr__transport_source(&a);
+            p->source = dtr__transport_source(group, &a);
         }
         p->matched = false;
         if (p->message.header.group != group->uid) {
             /* Left over from a broken group whose communicator was like this one. */
             return post(group, state, w, p);
         }
-        DTR_TRY(accept(group, state, w, p, p->source));
+        DTR_TRY(accept_header(group, state, w, p, p->source));
     }
     DTR_TRY(move_body(group, state, w, p, done));
     if (*done && w->call.kind == DTR__K_RECV) {
@@ -360,9 +360,9 @@ static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_w
 /* ---- works: lists of operations ---- */
 
 /* Ends an operation that is not complete; false when MPI keeps part of it. */
-static bool end(dtr__mpi_state *state, dtr__mpi_p2p *p) {
-    bool head = dtr__mpi_request_end(&p->head, p->base.is_send, state);
-    bool body = dtr__mpi_request_end(&p->body, p->base.is_send, state);
+static bool end(const dtr_group *group, dtr__mpi_state *state, dtr__mpi_p2p *p) {
+    bool head = dtr__mpi_request_end(group, &p->head, p->base.is_send, state);
+    bool body = dtr__mpi_request_end(group, &p->body, p->base.is_send, state);
     if (head && body) {
         give_back(state, p);
         return true;
@@ -374,11 +374,11 @@ static bool end(dtr__mpi_state *state, dtr__mpi_p2p *p) {
     return false;
 }
 
-bool dtr__mpi_p2p_cancel(dtr__mpi_state *state, dtr_work *w) {
+bool dtr__mpi_p2p_cancel(const dtr_group *group, dtr__mpi_state *state, dtr_work *w) {
     bool all = true;
     for (dtr__mpi_p2p *p = w->request, *next; p != NULL; p = next) {
         next = p->base.sibling;
-        all &= end(state, p);
+        all &= end(group, state, p);
     }
     w->request = NULL;
     return all;
@@ -417,7 +417,7 @@ dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr
         return dtr__message_no_memory(w, index, sizeof *p);
     }
     P2P_TRY(w, "MPI_Imrecv",
-            dtr__transport_recv_claimed(&c, &p->message, sizeof p->message, &p->head));
+            dtr__transport_recv_claimed(group, &c, &p->message, sizeof p->message, &p->head));
     return DTR_OK;
 }
 
@@ -453,7 +453,7 @@ dtr_status dtr__mpi_p2p_start(dtr_group *group, dtr__mpi_state *state, dtr_work 
 
 dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_work *w, bool *done) {
     if (state->n_loose != 0) {
-        sweep_loose(state);
+        sweep_loose(group, state);
     }
     return move(group, state, w, done);
 }
@@ -495,14 +495,14 @@ static int look(const dtr_group *group, dtr__mpi_p2p *p) {
     int complete = 0;
     dtr__arrival a;
     if (p->failed == MPI_SUCCESS) {
-        p->failed = dtr__transport_test(&p->head, &complete, &a);
+        p->failed = dtr__transport_test(group, &p->head, &complete, &a);
     }
     if (p->failed != MPI_SUCCESS || !complete || p->base.is_send) {
         return p->failed != MPI_SUCCESS ? -1 : complete;
     }
     const header *h = &p->message.header;
     p->matched = true;
-    p->source = dtr__transport_source(&a);
+    p->source = dtr__transport_source(group, &a);
     if (h->group != group->uid || !dtr__terms_fit(&h->terms, &p->base.own) || h->payload != 0) {
         return -1;
     }
@@ -529,13 +529,13 @@ int dtr__mpi_p2p_fast_poll(const dtr_group *group, dtr__mpi_state *state) {
     return state->repeating == NULL;
 }
 
-void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive) {
+void dtr__mpi_p2p_close(const dtr_group *group, dtr__mpi_state *state, bool alive) {
     for (dtr__mpi_p2p *p = state->stuck, *next; p != NULL; p = next) {
         next = p->next;
-        if (mpi_alive && !dtr__mpi_request_end(&p->body, p->base.is_send, state)) {
+        if (alive && !dtr__mpi_request_end(group, &p->body, p->base.is_send, state)) {
             dtr__transport_forget(&p->body); /* in the user's memory */
         }
-        if (!mpi_alive || dtr__mpi_request_end(&p->head, p->base.is_send, state)) {
+        if (!alive || dtr__mpi_request_end(group, &p->head, p->base.is_send, state)) {
             free(p);
         }
     }
@@ -543,8 +543,8 @@ void dtr__mpi_p2p_close(dtr__mpi_state *state, bool mpi_alive) {
     for (size_t i = 0; i < state->n_loose; i++) {
         dtr__mpi_loose *l = &state->loose[i];
         /* The sender waits for a payload to be swallowed: it is cancelled last of all. */
-        if (!mpi_alive || dtr__mpi_request_end(&l->request, true, state) ||
-            dtr__mpi_request_end(&l->request, l->is_send, state)) {
+        if (!alive || dtr__mpi_request_end(group, &l->request, true, state) ||
+            dtr__mpi_request_end(group, &l->request, l->is_send, state)) {
             free(l->memory);
         }
     }

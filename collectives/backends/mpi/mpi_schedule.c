@@ -228,11 +228,6 @@ static int post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *g
     return code;
 }
 
-dtr_status dtr__transport_failed(const dtr_work *w, int code, const char *what) {
-    dtr__error_context ctx = dtr__work_context(w);
-    return dtr__error_mpi(&ctx, code, what, __FILE__, __LINE__);
-}
-
 static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
     dtr__error_context ctx = dtr__work_context(w);
     DTR_TRY(dtr__find_mismatch(w));
@@ -249,11 +244,12 @@ static dtr_status disagree(const dtr__mpi_transfer *t, const dtr_work *w) {
 static dtr_status judge(const dtr__mpi_transfer *t, int code, const dtr__arrival *arrival,
                         const dtr_work *w) {
     if (code != MPI_SUCCESS) {
-        return dtr__transport_was_cut(code) ? disagree(t, w)
-                                            : dtr__transport_failed(w, code, "MPI_Test");
+        return dtr__transport_was_cut(w->group, code) ? disagree(t, w)
+                                                      : dtr__transport_failed(w, code, "MPI_Test");
     }
-    const bool never_came = !t->is_send && t->doubted && dtr__transport_was_cancelled(arrival);
-    const int got = t->is_send ? t->nbytes : dtr__transport_nbytes(arrival);
+    const bool never_came =
+        !t->is_send && t->doubted && dtr__transport_was_cancelled(w->group, arrival);
+    const int got = t->is_send ? t->nbytes : dtr__transport_nbytes(w->group, arrival);
     return never_came || got != t->nbytes ? disagree(t, w) : DTR_OK;
 }
 
@@ -265,9 +261,9 @@ static dtr_status doubt(const dtr_group *group, const dtr_work *w, dtr__mpi_tran
     int there = 0;
     dtr__arrival later;
     int code = dtr__transport_probe(group, t->peer, MPI_ANY_TAG, &there, &later);
-    const int tag = code == MPI_SUCCESS && there ? dtr__transport_tag(&later) : -1;
+    const int tag = code == MPI_SUCCESS && there ? dtr__transport_tag(group, &later) : -1;
     if (tag >= DTR__MPI_TAG_COLLECTIVE && tag < DTR__MPI_TAG_END) {
-        code = dtr__transport_cancel(&t->request);
+        code = dtr__transport_cancel(group, &t->request);
         t->doubted = code == MPI_SUCCESS;
     }
     return code == MPI_SUCCESS ? DTR_OK : dtr__transport_failed(w, code, "MPI_Iprobe");
@@ -310,7 +306,7 @@ static void run_local(const dtr__mpi_sched *s, const dtr__mpi_step *step) {
 }
 
 /* One poll of the transfers of a WAIT. What ends otherwise than it should is kept for resolve. */
-static int poll_wait(dtr__mpi_sched *s, const dtr__mpi_step *step) {
+static int poll_wait(dtr__mpi_sched *s, const dtr_group *group, const dtr__mpi_step *step) {
     if (s->waiting == SIZE_MAX) {
         s->waiting = step->first;
     }
@@ -320,12 +316,12 @@ static int poll_wait(dtr__mpi_sched *s, const dtr__mpi_step *step) {
         if (dtr__pending_is_none(&t->request)) {
             continue;
         }
-        s->code = dtr__transport_test(&t->request, &complete, &s->arrival);
+        s->code = dtr__transport_test(group, &t->request, &complete, &s->arrival);
         if (s->code == MPI_SUCCESS && !complete) {
             return 0;
         }
         if (s->code == MPI_SUCCESS && !t->is_send) {
-            got = dtr__transport_nbytes(&s->arrival);
+            got = dtr__transport_nbytes(group, &s->arrival);
         }
         s->unexpected = s->code != MPI_SUCCESS || got != t->nbytes || t->doubted;
         if (s->unexpected) {
@@ -344,7 +340,7 @@ int dtr__mpi_sched_poll(dtr__mpi_sched *s, const dtr_group *group) {
         const dtr__mpi_step *step = &s->steps[s->at];
         int found = 1;
         if (step->kind == DTR__MPI_WAIT) {
-            found = poll_wait(s, step);
+            found = poll_wait(s, group, step);
         } else if (step->kind == DTR__MPI_SEND || step->kind == DTR__MPI_RECV) {
             s->code = post(s, step, group);
             found = s->code == MPI_SUCCESS ? 1 : -1; /* it is tried again, for the message */
@@ -418,19 +414,24 @@ void dtr__mpi_sched_waits_for(const dtr__mpi_sched *s, const dtr_group *group, c
 
 /* ---- giving up ---- */
 
-bool dtr__mpi_request_end(dtr__pending *request, bool is_send, dtr__mpi_state *state) {
+bool dtr__mpi_request_end(const dtr_group *g, dtr__pending *request, bool is_send,
+                          dtr__mpi_state *state) {
     dtr__arrival nothing;
     if (dtr__pending_is_none(request)) {
         return true;
     }
+    if (request->tcp != NULL) {
+        dtr__tcp_abandon(g->world->mpi.tcp, &request->tcp);
+        return true;
+    }
     /* Cancelling a send is not supported by one MPI library and needs the peer in the other. */
     if (!is_send) {
-        (void)dtr__transport_cancel(request);
+        (void)dtr__transport_cancel(g, request);
     }
     double start = dtr__now(), now;
     do {
         int complete = 0;
-        if (dtr__transport_test(request, &complete, &nothing) != MPI_SUCCESS || complete) {
+        if (dtr__transport_test(g, request, &complete, &nothing) != MPI_SUCCESS || complete) {
             *request = DTR__NO_PENDING;
             return true;
         }
@@ -464,12 +465,12 @@ void dtr__mpi_sched_abandon(dtr__mpi_sched *s) {
     dtr__mpi_sched_free(s);
 }
 
-bool dtr__mpi_sched_cancel(dtr__mpi_sched *s, dtr__mpi_state *state) {
+bool dtr__mpi_sched_cancel(const dtr_group *g, dtr__mpi_sched *s, dtr__mpi_state *state) {
     bool all = true;
     for (size_t i = 0; i < s->n_transfers; i++) {
         dtr__mpi_transfer *t = &s->transfers[i];
         /* Open MPI takes a receive that is cancelled twice out of its list twice. */
-        all &= dtr__mpi_request_end(&t->request, t->is_send || t->doubted, state);
+        all &= dtr__mpi_request_end(g, &t->request, t->is_send || t->doubted, state);
     }
     return all;
 }

@@ -60,17 +60,17 @@ enum { DTR_LOG_ERROR = 0, DTR_LOG_WARN = 1, DTR_LOG_INFO = 2, DTR_LOG_DEBUG = 3 
 
 /** Create a world over MPI_COMM_WORLD; initialises MPI (thread multiple) when nobody has. Without
  * mpirun it has one rank; where a launcher says that it has started more (DTR_LAUNCHER_CHECK), this
- * is warned about. With options.bootstrap its ranks are those that it says, on one node, and MPI is
- * neither initialised nor called, then or later. `options` may be NULL. On failure `*world` is
- * untouched and nothing is left running, except that MPI stays initialised: the call may be tried
- * again, and the next dtr_world_destroy, or the program, finalises it.
+ * is warned about. With options.bootstrap its ranks are those that it says, between nodes they use
+ * TCP, and MPI is neither initialised nor called, then or later. `options` may be NULL. On failure
+ * `*world` is untouched and nothing is left running, except that MPI stays initialised: the call
+ * may be tried again, and the next dtr_world_destroy, or the program, finalises it.
  *  @collective all ranks of MPI_COMM_WORLD, or of the bootstrap
  *  @blocking until all ranks have entered
  *  @gpu picks this rank's device, creates no context on others
  *  @errors DTR_ERR_ARG, DTR_ERR_DEVICE, DTR_ERR_STATE (MPI already finalised; with
  * DTR_LAUNCHER_CHECK=error fewer ranks than were started), DTR_ERR_MPI, DTR_ERR_NOMEM,
- * DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early; without MPI: ranks on several
- * nodes, or that share no memory), DTR_ERR_MISMATCH (ranks have different versions of the library
+ * DTR_ERR_SYSTEM, DTR_ERR_UNSUPPORTED (MPI's tags end too early; without MPI: ranks of a
+ * node that share no memory), DTR_ERR_MISMATCH (ranks have different versions of the library
  * or settings), DTR_ERR_TIMEOUT (a rank has not come); what put or get of the bootstrap return;
  * DTR_ERR_REMOTE where another rank failed
  *  @since 0.1 */
