@@ -1,6 +1,6 @@
 """The backend dtr under torchrun alone: the ranks find each other in torchrun's store, and MPI is never initialised.
 
-Usage: torch_store.py RANKS    starts itself by torchrun
+Usage: torch_store.py RANKS [RANKS_OF_A_NODE]    starts itself by torchrun; the second makes several nodes of this host
 """
 import ctypes
 import os
@@ -58,6 +58,7 @@ else:
         done = os.path.join(folder, "done")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_COMM", "PMI", "RANK"))}
         environment["TORCH_STORE_DONE"] = done
+        environment.update({"DTR_NODE_RANKS": n for n in sys.argv[2:]})
         status = subprocess.run([sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", sys.argv[1],
                                  os.path.abspath(__file__)], env=environment, timeout=240, check=False).returncode
         missing = [rank for rank in range(int(sys.argv[1])) if not os.path.exists(done + str(rank))]
