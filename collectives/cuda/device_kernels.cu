@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "device_factor.h"
+#include "device_strided.h"
 
 #define DTR__KERNEL(name)                                                    \
     extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)        \
@@ -34,12 +35,25 @@ DTR__MANY_KERNELS(DTR__MANY)
 DTR__FACTOR_KERNELS(DTR__FACTOR)
 #undef DTR__FACTOR
 
+#define DTR__STRIDED(name)                                                           \
+    extern "C" __global__ void __launch_bounds__(DTR__KERNEL_THREADS)                \
+        dtr_kernel_strided_##name(const __grid_constant__ dtr__strided_args a) {     \
+        dtr__body_strided_##name(&a, (uint64_t)blockIdx.x *blockDim.x + threadIdx.x, \
+                                 (uint64_t)gridDim.x * blockDim.x);                  \
+    }
+DTR__STRIDED_KERNELS(DTR__STRIDED)
+#undef DTR__STRIDED
+
+#define DTR__STRIDED(name) (const void *)dtr_kernel_strided_##name,
 #define DTR__FACTOR(name) (const void *)dtr_kernel_factor_##name,
 #define DTR__KERNEL(name) (const void *)dtr_kernel_##name,
 #define DTR__MANY(name) (const void *)dtr_kernel_few_##name, (const void *)dtr_kernel_most_##name,
 extern "C" const void *const dtr__cuda_kernels[];
 extern "C" const void *const dtr__cuda_kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY)
-                                                         DTR__FACTOR_KERNELS(DTR__FACTOR) NULL };
+                                                         DTR__FACTOR_KERNELS(DTR__FACTOR)
+                                                             DTR__STRIDED_KERNELS(DTR__STRIDED)
+                                                                 NULL };
+#undef DTR__STRIDED
 #undef DTR__FACTOR
 #undef DTR__KERNEL
 #undef DTR__MANY

@@ -50,15 +50,27 @@
 /* Kernels of low-rank factors, F(name). */
 #define DTR__FACTOR_KERNELS(F) F(orthogonal) F(left) F(right) F(sum) F(product)
 
+/* Kernels that go over elements with gaps between them, S(name): copies of cells of so many bits,
+ * and conversions among floats. */
+#define DTR__STRIDED_KERNELS(S) S(u8) S(u16) S(u32) S(u64) S(u128) S(cast)
+
 #define DTR__KERNEL(name) DTR__KERNEL_##name,
 #define DTR__MANY(name) DTR__KERNEL_few_##name, DTR__KERNEL_most_##name,
 #define DTR__FACTOR(name) DTR__KERNEL_factor_##name,
+#define DTR__STRIDED(name) DTR__KERNEL_strided_##name,
 typedef enum dtr__kernel {
-    DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR) DTR__N_KERNELS
+    DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR)
+        DTR__STRIDED_KERNELS(DTR__STRIDED) DTR__N_KERNELS
 } dtr__kernel;
 #undef DTR__KERNEL
 #undef DTR__MANY
 #undef DTR__FACTOR
+#undef DTR__STRIDED
+
+/* The types of DTR__KERNEL_TYPES by number. */
+#define DTR__KERNEL_TYPE(t, c) DTR__KERNEL_TYPE_##t,
+enum { DTR__KERNEL_TYPES(DTR__KERNEL_TYPE) DTR__KERNEL_N_TYPES };
+#undef DTR__KERNEL_TYPE
 
 /* Elements are handled in groups of 8, which are read and written 16 bytes at a time; `groups` of
  * them from the first on, 0 where an address is no multiple of 16, and then one by one up to n. */
@@ -130,5 +142,17 @@ typedef struct dtr__factor_args {
     double epsilon;
     uint32_t right, fill;
 } dtr__factor_args;
+
+/* y = x, cell by cell of both: the first dimension goes round fastest, steps are in bytes. cast:
+ * their types, by number. */
+enum { DTR__STRIDED_DIMS = 17 };
+typedef struct dtr__strided_args {
+    void *y;
+    const void *x;
+    uint64_t n;
+    uint32_t ndim, to, from, narrow; /* narrow: n is below 2^32 */
+    uint64_t size[DTR__STRIDED_DIMS];
+    int64_t y_step[DTR__STRIDED_DIMS], x_step[DTR__STRIDED_DIMS];
+} dtr__strided_args;
 
 #endif /* DTR_DEVICE_KERNELS_H */

@@ -42,7 +42,7 @@ typedef enum dtr__capture { DTR__NO_CAPTURE, DTR__CAPTURING, DTR__CAPTURE_RUINED
  * no other device, and leaves an error of an earlier call of the program alone, and captures of
  * graphs by other threads too. Streams and events are CUDA's handles; NULL is the default stream of
  * the device. Outputs are untouched on failure. */
-enum { DTR__DEVICE_ABI = 12 };
+enum { DTR__DEVICE_ABI = 13 };
 typedef struct dtr__device_ops {
     int abi;          /* DTR__DEVICE_ABI of the build */
     int toolkit;      /* CUDA version of the build, as 13000 */

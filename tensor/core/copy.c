@@ -87,11 +87,19 @@ void dtr__tensor_unpack(const dtr_tensor *t, const void *packed) {
 }
 
 dtr_status dtr_tensor_clone(const dtr_tensor *t, dtr_tensor **out) {
-    DTR_TRY(dtr__tensor_check_cpu(t, "tensor"));
+    DTR_TRY(dtr__tensor_check(t, "tensor"));
     DTR_REQUIRE_RESULT(out);
     dtr_tensor *copy = NULL;
-    DTR_TRY(dtr__tensor_new_like(t, &copy));
-    dtr__tensor_copy_raw(copy, t);
+    dtr_status s = dtr__tensor_new_like(t, &copy);
+    if (s == DTR_OK && dtr__tensor_on_device(t)) {
+        s = dtr__device_tensor_clone(copy, t);
+    } else if (s == DTR_OK) {
+        dtr__tensor_copy_raw(copy, t);
+    }
+    if (s < 0) {
+        dtr_tensor_release(copy);
+        return s;
+    }
     *out = copy;
     return DTR_OK;
 }
@@ -106,7 +114,7 @@ dtr_status dtr_tensor_contiguous(dtr_tensor *t, dtr_tensor **out) {
     return DTR_OK;
 }
 
-static bool same_place(const dtr_tensor *a, const dtr_tensor *b) {
+bool dtr__tensor_same_place(const dtr_tensor *a, const dtr_tensor *b) {
     return a->data == b->data && a->dtype == b->dtype &&
            memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof(a->strides[0])) == 0;
 }
@@ -125,7 +133,7 @@ dtr_status dtr__tensor_unalias(const dtr_tensor *dst, const dtr_tensor *src, dtr
                                const dtr_tensor **use) {
     *copy = NULL;
     *use = src;
-    if (same_place(dst, src) || !dtr__tensor_overlap(dst, src)) {
+    if (dtr__tensor_same_place(dst, src) || !dtr__tensor_overlap(dst, src)) {
         return DTR_OK;
     }
     DTR_TRY(dtr__tensor_new(src->dtype, src->ndim, src->shape, copy));
@@ -146,7 +154,7 @@ dtr_status dtr_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream)
     if (dtr__tensor_on_device(dst) || dtr__tensor_on_device(src)) {
         return dtr__device_tensor_copy(dst, src, stream);
     }
-    if (same_place(dst, src)) {
+    if (dtr__tensor_same_place(dst, src)) {
         return DTR_OK;
     }
     dtr_tensor *copy = NULL;

@@ -11,17 +11,18 @@
 #include "world/world.h"
 
 /* Threads of the two kernels that leave one number each; others take what the data asks for. */
-enum { NORM_BLOCKS = 64, NORM_THREADS = NORM_BLOCKS * DTR__KERNEL_THREADS, MOST_BLOCKS = 1056 };
+enum { NORM_BLOCKS = 64, NORM_THREADS = NORM_BLOCKS * DTR__KERNEL_THREADS };
 
 static const dtr__device_ops *ops(void) {
     return dtr__cuda_get()->ops; /* there is a tensor on a device, so there is one */
 }
 
 static dtr_status check_contiguous(const dtr_tensor *t, const char *name) {
-    DTR_REQUIRE(t->contiguous, NULL, DTR_ERR_UNSUPPORTED,
-                "%s is in device memory and not contiguous; device operations take contiguous "
-                "tensors, so copy the whole to the host and take the part there",
-                name);
+    DTR_REQUIRE(
+        t->contiguous, NULL, DTR_ERR_UNSUPPORTED,
+        "%s is in device memory and not contiguous; this call takes contiguous tensors there: "
+        "make it one by dtr_tensor_contiguous, or by dtr_tensor_copy on the device",
+        name);
     return DTR_OK;
 }
 
@@ -44,14 +45,10 @@ static uint64_t groups_of(const void *a, const void *b, uint64_t n) {
     return aligned(a) && aligned(b) ? n / DTR__GROUP : 0;
 }
 
-static unsigned blocks_for(uint64_t items) {
-    uint64_t blocks = (items + DTR__KERNEL_THREADS - 1) / DTR__KERNEL_THREADS;
-    return blocks == 0 ? 1 : blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
-}
-
 static dtr_status launch(int device, int kernel, const dtr__kernel_args *args, void *stream) {
     uint64_t items = args->groups > 0 ? args->groups : args->n;
-    DTR_CUDA_TRY(ops()->launch(device, kernel, args, blocks_for(items), stream), DTR_ERR_CUDA);
+    DTR_CUDA_TRY(ops()->launch(device, kernel, args, dtr__device_blocks(items), stream),
+                 DTR_ERR_CUDA);
     return DTR_OK;
 }
 
@@ -101,11 +98,15 @@ static dtr_status check_same_device(const dtr_tensor *a, const char *a_name, con
     return DTR_OK;
 }
 
+static bool same_place(const dtr_tensor *a, const dtr_tensor *b) {
+    return dtr__tensor_same_place(a, b) ||
+           (a->data == b->data && a->dtype == b->dtype && a->contiguous && b->contiguous);
+}
+
 /* Kernels read and write in any order, so two tensors are one place or apart. */
 static dtr_status check_apart(const dtr_tensor *dst, const char *dst_name, const dtr_tensor *src,
                               const char *src_name) {
-    bool same = dst->data == src->data && dst->dtype == src->dtype;
-    DTR_REQUIRE(same || !dtr__tensor_overlap(dst, src), NULL, DTR_ERR_UNSUPPORTED,
+    DTR_REQUIRE(same_place(dst, src) || !dtr__tensor_overlap(dst, src), NULL, DTR_ERR_UNSUPPORTED,
                 "%s and %s overlap in device memory without being the same elements", dst_name,
                 src_name);
     return DTR_OK;
@@ -149,12 +150,17 @@ static int cast_kernel(dtr_dtype to, dtr_dtype from) {
     return real && t >= 0 && f >= 0 ? casts[t][f] : -1;
 }
 
-static dtr_status convert_on_device(dtr_tensor *dst, const dtr_tensor *src, void *stream) {
-    int kernel = cast_kernel(dst->dtype, src->dtype);
-    DTR_REQUIRE(kernel >= 0, NULL, DTR_ERR_UNSUPPORTED,
+dtr_status dtr__device_check_cast(dtr_dtype to, dtr_dtype from) {
+    DTR_REQUIRE(cast_kernel(to, from) >= 0, NULL, DTR_ERR_UNSUPPORTED,
                 "no conversion of %s (src) to %s (dst) in device memory; there is one among f16, "
                 "bf16, f32 and f64",
-                dtr_dtype_name(src->dtype), dtr_dtype_name(dst->dtype));
+                dtr_dtype_name(from), dtr_dtype_name(to));
+    return DTR_OK;
+}
+
+static dtr_status convert_on_device(dtr_tensor *dst, const dtr_tensor *src, void *stream) {
+    int kernel = cast_kernel(dst->dtype, src->dtype);
+    DTR_TRY(dtr__device_check_cast(dst->dtype, src->dtype));
     dtr__kernel_args args = { .y = dst->data, .x = src->data, .n = dst->numel };
     args.groups = groups_of(args.y, args.x, args.n);
     return launch(dst->device.index, kernel, &args, stream);
@@ -162,14 +168,18 @@ static dtr_status convert_on_device(dtr_tensor *dst, const dtr_tensor *src, void
 
 dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream) {
     bool to = dtr__tensor_on_device(dst), from = dtr__tensor_on_device(src);
-    DTR_TRY(check_contiguous(dst, "dst"));
-    DTR_TRY(check_contiguous(src, "src"));
     if (to && from) {
         DTR_TRY(check_same_device(dst, "dst", src, "src"));
         DTR_TRY(check_apart(dst, "dst", src, "src"));
+    } else {
+        DTR_TRY(check_contiguous(dst, "dst"));
+        DTR_TRY(check_contiguous(src, "src"));
     }
-    if (dst->numel == 0 || dst->data == src->data) {
+    if (dst->numel == 0 || same_place(dst, src)) {
         return DTR_OK;
+    }
+    if (to && from && !(dst->contiguous && src->contiguous)) {
+        return dtr__device_strided_copy(dst, src, stream);
     }
     if (dst->dtype != src->dtype && to && from) {
         return convert_on_device(dst, src, stream);
@@ -187,6 +197,12 @@ dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void 
     return DTR_OK;
 }
 
+dtr_status dtr__device_tensor_clone(dtr_tensor *copy, const dtr_tensor *t) {
+    DTR_TRY(dtr__device_tensor_copy(copy, t, NULL));
+    DTR_CUDA_TRY(ops()->stream_synchronize(t->device.index, NULL), DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
 /* ---- NaN ---- */
 
 dtr_status dtr__device_find_nan(int device, const void *data, size_t count, dtr_dtype dtype,
@@ -195,7 +211,7 @@ dtr_status dtr__device_find_nan(int device, const void *data, size_t count, dtr_
         return DTR_OK;
     }
     dtr__kernel_args args = dtr__nan_args(data, count, dtype, first);
-    unsigned blocks = blocks_for(args.groups > 0 ? args.groups : args.n);
+    unsigned blocks = dtr__device_blocks(args.groups > 0 ? args.groups : args.n);
     blocks = blocks < DTR__NAN_BLOCKS ? blocks : DTR__NAN_BLOCKS;
     DTR_CUDA_TRY(ops()->launch(device, dtr__nan_formats[dtype].kernel, &args, blocks, stream),
                  DTR_ERR_CUDA);

@@ -6,8 +6,6 @@
 #include "cuda/device_kernels.h"
 #include "memory/device.h"
 
-enum { MOST_BLOCKS = 1056 };
-
 /* ---- which kernel ---- */
 
 #define MANY(to, from) \
@@ -60,14 +58,10 @@ static dtr_status find_way(const dtr__piece *p, double scale, way *w) {
 
 /* ---- tables ---- */
 
-static unsigned blocks_for(uint32_t chunks) {
-    return chunks < MOST_BLOCKS ? chunks : MOST_BLOCKS;
-}
-
 static dtr_status launch(int device, const way *w, const dtr__many_head *head,
                          const dtr__stretch *s, void *stream) {
     const dtr__device_ops *ops = dtr__cuda_get()->ops;
-    unsigned blocks = blocks_for(s[head->n - 1].end);
+    unsigned blocks = dtr__device_blocks((uint64_t)s[head->n - 1].end * DTR__KERNEL_THREADS);
     if (head->n > DTR__FEW) {
         dtr__most_args a;
         a.head = *head;

@@ -163,10 +163,26 @@ static dtr_status check_kind_and_device(dtr_dtype dtype, dtr_device device) {
     return DTR_OK;
 }
 
+static void free_on_device(void *data, void *device) {
+    (void)dtr__cuda_get()->ops->free((int)(intptr_t)device, data);
+}
+
+/* Of a tensor like one over memory of the program. */
+static dtr_status device_alloc(int device, size_t nbytes, dtr__storage *s) {
+    DTR_CUDA_TRY(dtr__cuda_get()->ops->alloc(device, nbytes == 0 ? TENSOR_ALIGN : nbytes, &s->data),
+                 DTR_ERR_NOMEM);
+    s->deleter = free_on_device;
+    s->arg = (void *)(intptr_t)device;
+    return DTR_OK;
+}
+
 /* Memory for a new contiguous tensor, which may outlive the world. */
 static dtr_status storage_alloc(dtr_world *world, dtr_device device, dtr_mem kind, size_t nbytes,
                                 dtr__storage *s) {
     *s = (dtr__storage){ .kind = kind };
+    if (world == NULL && device.type != DTR_CPU) {
+        return device_alloc(device.index, nbytes, s);
+    }
     if (kind != DTR_MEM_DEFAULT || device.type != DTR_CPU) {
         DTR_TRY(dtr_alloc(world, device, kind, nbytes, &s->data));
         dtr_status status = dtr_retain(world, s->data);
@@ -193,7 +209,7 @@ static dtr_status tensor_alloc(dtr_world *world, dtr_dtype dtype, dtr_device dev
         if (s.retained) {
             (void)dtr_free(NULL, s.data);
         } else {
-            free(s.data);
+            s.deleter(s.data, s.arg);
         }
     }
     return status;

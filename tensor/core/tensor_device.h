@@ -3,6 +3,7 @@
 #define DTR_TENSOR_DEVICE_H
 
 #include "core/tensor_internal.h"
+#include "cuda/device_kernels.h"
 
 static inline bool dtr__tensor_on_device(const dtr_tensor *t) {
     return t->device.type != DTR_CPU;
@@ -17,15 +18,22 @@ dtr_status dtr__device_tensor_norm(const dtr_tensor *t, void *stream, double *ou
 /* One of them may be in host memory. */
 dtr_status dtr__device_tensor_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream);
 
-/* The real types that kernels work on, f16 first; of a complex type that of its parts, -1: none. */
-enum {
-    DTR__KERNEL_TYPE_f16,
-    DTR__KERNEL_TYPE_bf16,
-    DTR__KERNEL_TYPE_f32,
-    DTR__KERNEL_TYPE_f64,
-    DTR__KERNEL_N_TYPES
-};
+/* On the default stream, for which the host waits. */
+dtr_status dtr__device_tensor_clone(dtr_tensor *copy, const dtr_tensor *t);
+/* Of tensors on one device, apart, that are not both contiguous. */
+dtr_status dtr__device_strided_copy(dtr_tensor *dst, const dtr_tensor *src, void *stream);
+
+/* The real type that kernels work on, a DTR__KERNEL_TYPE; of a complex type that of its parts, -1:
+ * none. */
 int dtr__kernel_type(dtr_dtype d);
+/* DTR_ERR_UNSUPPORTED where no kernel converts one to the other. */
+dtr_status dtr__device_check_cast(dtr_dtype to, dtr_dtype from);
+/* Blocks for so many threads, as far as one launch takes. */
+static inline unsigned dtr__device_blocks(uint64_t threads) {
+    enum { MOST_BLOCKS = 1056 };
+    const uint64_t blocks = (threads + DTR__KERNEL_THREADS - 1) / DTR__KERNEL_THREADS;
+    return blocks == 0 ? 1 : blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
+}
 
 /* One stretch without gaps. */
 typedef struct dtr__piece {

@@ -74,6 +74,8 @@ bool dtr__same_shape(const dtr_tensor *a, const dtr_tensor *b);
 
 /* Bytes that the elements cover, [lo, hi) relative to data; both 0 when empty. */
 void dtr__tensor_span(const dtr_tensor *t, ptrdiff_t *lo, ptrdiff_t *hi);
+/* Whether they are the same elements in the same order. */
+bool dtr__tensor_same_place(const dtr_tensor *a, const dtr_tensor *b);
 bool dtr__tensor_overlap(const dtr_tensor *a, const dtr_tensor *b); /* of the spans */
 /* Whether two indices may mean one element: such tensors are read only. */
 bool dtr__tensor_self_overlap(const dtr_tensor *t);

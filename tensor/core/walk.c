@@ -8,13 +8,7 @@
  * elements keep both in cache. */
 enum { TILE_INNER = 64, TILE_OUTER = 32 };
 
-typedef struct walk {
-    int ndim; /* at least 1; dimension 0 is the run */
-    bool tiled;
-    int64_t size[DTR_MAX_NDIM];
-    ptrdiff_t a_step[DTR_MAX_NDIM], b_step[DTR_MAX_NDIM]; /* bytes */
-    char *a, *b;
-} walk;
+typedef dtr__dims walk; /* dimension 0 is the run */
 
 static void swap_dims(walk *w, int i, int j) {
     int64_t size = w->size[i];
@@ -37,7 +31,7 @@ static void turn(walk *w, int d) {
     }
 }
 
-/* Dimensions larger than 1, sorted by a's step, then b's. */
+/* Sorted by a's step, then b's. */
 static void collect(walk *w, const dtr_tensor *a, const dtr_tensor *b) {
     ptrdiff_t a_size = (ptrdiff_t)dtr_dtype_size(a->dtype);
     ptrdiff_t b_size = b != NULL ? (ptrdiff_t)dtr_dtype_size(b->dtype) : 0;
@@ -81,6 +75,13 @@ static void merge(walk *w) {
     w->ndim = to + 1;
 }
 
+dtr__dims dtr__walk_dims(const dtr_tensor *a, const dtr_tensor *b) {
+    walk w = { .a = a->data, .b = b != NULL ? b->data : NULL };
+    collect(&w, a, b);
+    merge(&w);
+    return w;
+}
+
 /* Put the dimension in which b is dense next to the one in which a is. */
 static void choose_tiles(walk *w) {
     int dense = 0;
@@ -112,9 +113,7 @@ void dtr__walk(const dtr_tensor *ta, const dtr_tensor *tb, dtr__run_fn fn, void 
     if (ta->numel == 0) {
         return;
     }
-    walk w = { .a = ta->data, .b = tb != NULL ? tb->data : NULL };
-    collect(&w, ta, tb);
-    merge(&w);
+    walk w = dtr__walk_dims(ta, tb);
     choose_tiles(&w);
     int inner = w.tiled ? 2 : 1; /* dimensions handled by one step of the loop below */
     int64_t index[DTR_MAX_NDIM] = { 0 };

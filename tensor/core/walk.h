@@ -5,6 +5,18 @@
 
 #include "core/tensor_internal.h"
 
+/* Dimensions larger than 1 in the order of a's memory, those that go on evenly in both merged;
+ * steps in bytes, a's not negative. At least one, unless the tensors are empty. */
+typedef struct dtr__dims {
+    int ndim;
+    bool tiled; /* of dtr__walk */
+    int64_t size[DTR_MAX_NDIM];
+    ptrdiff_t a_step[DTR_MAX_NDIM], b_step[DTR_MAX_NDIM];
+    char *a, *b;
+} dtr__dims;
+/* Of tensors that are not empty; b as in dtr__walk. */
+dtr__dims dtr__walk_dims(const dtr_tensor *a, const dtr_tensor *b);
+
 /* `n` elements at a, a + a_step, ... and b, b + b_step, ... (steps in bytes; b NULL for one
  * tensor). */
 typedef void (*dtr__run_fn)(void *arg, char *a, ptrdiff_t a_step, char *b, ptrdiff_t b_step,

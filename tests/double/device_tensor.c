@@ -48,15 +48,17 @@ static dtr_tensor *numbers(dtr_dtype type, int64_t n, unsigned seed) {
 }
 
 static dtr_tensor *uploaded(const dtr_tensor *t) {
-    dtr_tensor *there = tensor(dtr_tensor_dtype(t), gpu, dtr_tensor_shape(t)[0]);
+    dtr_tensor *there = tensor(dtr_tensor_dtype(t), gpu, (int64_t)dtr_tensor_numel(t));
     OK(dtr_tensor_copy(there, t, stream));
     return there;
 }
 
 static void check_same(const dtr_tensor *there, const dtr_tensor *expected, const char *what) {
     dtr_dtype type = dtr_tensor_dtype(expected);
-    dtr_tensor *here = tensor(type, cpu, dtr_tensor_shape(expected)[0]);
-    OK(dtr_tensor_copy(here, there, stream));
+    dtr_tensor *here = tensor(type, cpu, (int64_t)dtr_tensor_numel(expected)), *flat = NULL;
+    OK(dtr_tensor_reshape((dtr_tensor *)(uintptr_t)there, 1, dtr_tensor_shape(here), &flat));
+    OK(dtr_tensor_copy(here, flat, stream));
+    dtr_tensor_release(flat);
     ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
     size_t nbytes = dtr_tensor_numel(here) * dtr_dtype_size(type);
     ck_assert_msg(memcmp(dtr_tensor_data(here), dtr_tensor_data(expected), nbytes) == 0,
@@ -147,6 +149,163 @@ START_TEST(CAST_rounds_as_the_host) {
             }
         }
     }
+}
+END_TEST
+
+/* ---- strides ---- */
+
+typedef dtr_tensor *(*view_of)(dtr_tensor *whole);
+
+static dtr_tensor *shaped(dtr_tensor *whole, int64_t a, int64_t b, int64_t c) {
+    dtr_tensor *flat = NULL, *t = NULL;
+    const int64_t shape[] = { a, b, c };
+    OK(dtr_tensor_narrow(whole, 0, 1, a * b * c, &flat));
+    OK(dtr_tensor_reshape(flat, 3, shape, &t));
+    dtr_tensor_release(flat);
+    return t;
+}
+
+static dtr_tensor *turned(dtr_tensor *whole) { /* 6 x 8 x 16 */
+    dtr_tensor *t = shaped(whole, 16, 8, 6), *view = NULL;
+    OK(dtr_tensor_transpose(t, 0, 2, &view));
+    dtr_tensor_release(t);
+    return view;
+}
+
+static dtr_tensor *cut_inside(dtr_tensor *whole) { /* rows with a gap behind each */
+    dtr_tensor *t = shaped(whole, 6, 8, 20), *view = NULL;
+    OK(dtr_tensor_narrow(t, 2, 2, 16, &view));
+    dtr_tensor_release(t);
+    return view;
+}
+
+static dtr_tensor *cut_outside(dtr_tensor *whole) {
+    dtr_tensor *t = shaped(whole, 6, 11, 16), *view = NULL;
+    OK(dtr_tensor_narrow(t, 1, 3, 8, &view));
+    dtr_tensor_release(t);
+    return view;
+}
+
+static dtr_tensor *without_gaps(dtr_tensor *whole) {
+    return shaped(whole, 6, 8, 16);
+}
+
+static dtr_tensor *backwards(dtr_tensor *whole) {
+    const int64_t shape[] = { 6, 8, 16 }, strides[] = { -128, 16, 1 };
+    dtr_tensor *view = NULL;
+    OK(dtr__tensor_view(whole, 5 * 128, 3, shape, strides, &view));
+    return view;
+}
+
+static dtr_tensor *same_again(dtr_tensor *whole) { /* one row, read eight times */
+    const int64_t shape[] = { 6, 8, 16 }, strides[] = { 16, 0, 1 };
+    dtr_tensor *view = NULL;
+    OK(dtr__tensor_view(whole, 0, 3, shape, strides, &view));
+    return view;
+}
+
+static const view_of views[] = { without_gaps, turned,    cut_inside,
+                                 cut_outside,  backwards, same_again };
+enum { VIEWS = sizeof views / sizeof views[0], WHOLE = 1100 };
+
+static void check_strided(dtr_dtype to, dtr_dtype from, view_of to_view, view_of from_view) {
+    dtr_tensor *x = numbers(from, WHOLE, 12), *dx = uploaded(x);
+    dtr_tensor *y = numbers(to, WHOLE, 13), *dy = uploaded(y);
+    dtr_tensor *view = to_view(y), *there = to_view(dy), *source = from_view(x);
+    dtr_tensor *device_source = from_view(dx);
+    OK(dtr_tensor_copy(view, source, NULL));
+    OK(dtr_tensor_copy(there, device_source, stream));
+    check_same(dy, y, "a copy with gaps");
+    dtr_tensor *const all[] = { x, dx, y, dy, view, there, source, device_source };
+    for (int k = 0; k < 8; k++) {
+        dtr_tensor_release(all[k]);
+    }
+}
+
+START_TEST(STRIDED_copies_are_those_of_the_host) {
+    for (int to = 0; to + 1 < VIEWS; to++) {
+        for (int from = 0; from < VIEWS; from++) {
+            for (dtr_dtype type = DTR_BOOL; type <= DTR_C128; type++) {
+                check_strided(type, type, views[to], views[from]);
+            }
+            for (int k = 0; k < 16; k++) {
+                check_strided(reals[k / 4], reals[k % 4], views[to], views[from]);
+            }
+        }
+    }
+}
+END_TEST
+
+/* By the widest cells that addresses and strides allow. */
+START_TEST(STRIDED_by_wide_cells) {
+    dtr_tensor *x = tensor(DTR_F32, gpu, 1024), *y = tensor(DTR_F32, gpu, 1024), *a = NULL,
+               *b = NULL;
+    dtr_tensor *matrix[2], *part[2];
+    const int64_t shape[] = { 8, 128 };
+    OK(dtr_tensor_reshape(x, 2, shape, &matrix[0]));
+    OK(dtr_tensor_reshape(y, 2, shape, &matrix[1]));
+    dtr_fake_cuda_log_start();
+    for (int from = 0; from < 3; from++) { /* multiples of 16, 8 and 4 bytes */
+        for (int k = 0; k < 2; k++) {
+            OK(dtr_tensor_narrow(matrix[k], 1,
+                                 from == 0   ? 4
+                                 : from == 1 ? 2
+                                             : 1,
+                                 64 >> from, &part[k]));
+        }
+        OK(dtr_tensor_copy(part[0], part[1], stream));
+        dtr_tensor_release(part[0]);
+        dtr_tensor_release(part[1]);
+    }
+    ck_assert_int_eq(dtr_fake_cuda_log_count("dtr_kernel_strided_u128"), 1);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("dtr_kernel_strided_u64"), 1);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("dtr_kernel_strided_u32"), 1);
+    OK(dtr_tensor_narrow(matrix[0], 0, 2, 3, &a));
+    OK(dtr_tensor_narrow(matrix[1], 0, 2, 3, &b));
+    OK(dtr_tensor_copy(a, b, stream)); /* no kernel */
+    ck_assert_int_eq(dtr_fake_cuda_log_count("dtr_kernel_strided_"), 3);
+    dtr_tensor *const all[] = { a, b, matrix[0], matrix[1], x, y };
+    for (int k = 0; k < 6; k++) {
+        dtr_tensor_release(all[k]);
+    }
+}
+END_TEST
+
+START_TEST(CLONE_of_any_layout) {
+    for (int k = 0; k < VIEWS; k++) {
+        dtr_tensor *x = numbers(DTR_BF16, WHOLE, 14), *dx = uploaded(x);
+        dtr_tensor *view = views[k](x), *there = views[k](dx), *copy = NULL, *clone = NULL;
+        ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+        OK(dtr_tensor_clone(view, &copy));
+        OK(dtr_tensor_clone(there, &clone));
+        ck_assert(dtr_tensor_is_contiguous(clone) && dtr_tensor_device(clone).type == DTR_CUDA);
+        ck_assert_ptr_ne(dtr_tensor_data(clone), dtr_tensor_data(there));
+        check_same(clone, copy, "a clone");
+        dtr_tensor_release(clone);
+        OK(dtr_tensor_contiguous(there, &clone));
+        ck_assert_int_eq(clone == there, k == 0);
+        check_same(clone, copy, "what is contiguous");
+        dtr_tensor *const all[] = { x, dx, view, there, copy, clone };
+        for (int i = 0; i < 6; i++) {
+            dtr_tensor_release(all[i]);
+        }
+    }
+    dtr_tensor *t = tensor(DTR_F32, gpu, 0), *clone = NULL, *host = numbers(DTR_F32, 40, 15);
+    OK(dtr_tensor_clone(t, &clone));
+    dtr_tensor_release(clone);
+    dtr_tensor_release(t);
+    t = uploaded(host);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    dtr_tensor *own = NULL; /* over memory of the program */
+    const int64_t n = 40;
+    OK(dtr_tensor_from_buffer(dtr_cuda(dtr_tensor_data(t), 40, DTR_F32, 0), 1, &n, NULL, NULL, NULL,
+                              &own));
+    OK(dtr_tensor_clone(own, &clone));
+    check_same(clone, host, "a clone of the program's memory");
+    dtr_tensor_release(clone);
+    dtr_tensor_release(own);
+    dtr_tensor_release(t);
+    dtr_tensor_release(host);
 }
 END_TEST
 
@@ -321,11 +480,14 @@ static void make(Suite *s) {
     tcase_add_test(tc, SCALE_and_axpy_are_those_of_the_host);
     tcase_add_test(tc, SCALE_complex_and_odd_addresses);
     tcase_add_test(tc, CAST_rounds_as_the_host);
+    tcase_add_test(tc, STRIDED_copies_are_those_of_the_host);
+    tcase_add_test(tc, CLONE_of_any_layout);
     tcase_add_test(tc, NORM_of_all_sizes);
     tcase_add_test(tc, NORM_beyond_the_range_of_squares);
     tcase_add_test(tc, NORM_in_no_graph);
     tcase_add_test(tc, REFUSED_with_the_reason);
     if (dtr_fake_cuda_reload != NULL) {
+        tcase_add_test(tc, STRIDED_by_wide_cells);
         tcase_add_test(tc, MANY_pieces_in_one_launch);
         tcase_add_test(tc, LAUNCH_on_the_stream_of_the_caller);
     }

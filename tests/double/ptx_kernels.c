@@ -429,11 +429,58 @@ static void run_factors(void) {
     }
 }
 
+/* ---- gaps between elements ---- */
+
+/* Three dimensions, y as a matrix of columns with gaps, x as one of rows. */
+static void run_strided(const char *name, cell y, cell x, size_t size, int64_t first) {
+    const uint32_t to = y == BYTES ? 0 : (uint32_t)(y - F16),
+                   from = x == BYTES ? 0 : (uint32_t)(x - F16);
+    const int64_t y_size = (int64_t)(y == BYTES ? size : sizes[y]);
+    const int64_t x_size = (int64_t)(x == BYTES ? size : sizes[x]);
+    const int64_t n[3] = { first, 7, 5 };
+    for (uint32_t narrow = 0; wanted(name) && narrow < 2; narrow++) {
+        const uint32_t ndim = first == 1 ? 0 : 3;
+        dtr__strided_args a = {
+            .n = ndim == 0 ? 1 : (uint64_t)(n[0] * n[1] * n[2]),
+            .ndim = ndim,
+            .to = to,
+            .from = from,
+            .narrow = narrow,
+            .size = { (uint64_t)n[0], 7, 5 },
+            .y_step = { y_size, y_size * (n[0] + 1), y_size * (n[0] + 1) * 8 },
+            .x_step = { x_size * 40, -x_size, x_size * 8 },
+        };
+        char how[64];
+        const size_t y_cells = (size_t)(n[0] + 1) * 8 * 5, x_cells = (size_t)n[0] * 40;
+        a.y = add(y, y == BYTES ? size * y_cells : y_cells, 0, true)->device;
+        a.x = add(x, x == BYTES ? size * x_cells : x_cells, 0, true)->device + 6 * x_size;
+        snprintf(how, sizeof how, "%d x 7 x 5, narrow %u", (int)first, narrow);
+        both(name, &a, 3, how);
+    }
+}
+
+static void run_all_strided(void) {
+    static const int64_t firsts[] = { 1, 2, 33, 100 };
+    for (size_t k = 0; k < sizeof firsts / sizeof firsts[0]; k++) {
+        run_strided("strided_u8", BYTES, BYTES, 1, firsts[k]);
+        run_strided("strided_u16", BYTES, BYTES, 2, firsts[k]);
+        run_strided("strided_u32", BYTES, BYTES, 4, firsts[k]);
+        run_strided("strided_u64", BYTES, BYTES, 8, firsts[k]);
+        run_strided("strided_u128", BYTES, BYTES, 16, firsts[k]);
+        for (cell to = F16; to <= F64; to++) {
+            for (cell from = F16; from <= F64; from++) {
+                run_strided("strided_cast", to, from, 0, firsts[k]);
+            }
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     run_rows();
     run_many();
     run_factors();
+    run_all_strided();
     printf("%u runs of kernels, %u differ between their PTX and their bodies\n", runs, failures);
     return runs == 0 || failures > 0;
 }

@@ -114,16 +114,17 @@ DTR_API dtr_status dtr_tensor_narrow(dtr_tensor *tensor, int dim, int64_t start,
  *  @errors DTR_ERR_ARG (NULL; a dimension out of range), DTR_ERR_NOMEM  @since 0.1 */
 DTR_API dtr_status dtr_tensor_transpose(dtr_tensor *tensor, int dim0, int dim1, dtr_tensor **view);
 
-/** The tensor itself with one more reference when it is contiguous, else a contiguous copy.
- *  @collective no  @blocking no
- *  @gpu DTR_ERR_UNSUPPORTED for a strided tensor on a device
- *  @errors DTR_ERR_ARG (NULL), DTR_ERR_UNSUPPORTED, DTR_ERR_NOMEM  @since 0.1 */
+/** The tensor itself with one more reference when it is contiguous, else a contiguous copy, as
+ * dtr_tensor_clone makes it.
+ *  @collective no  @blocking as dtr_tensor_clone  @gpu as dtr_tensor_clone
+ *  @errors DTR_ERR_ARG (NULL), DTR_ERR_NOMEM, DTR_ERR_CUDA  @since 0.1 */
 DTR_API dtr_status dtr_tensor_contiguous(dtr_tensor *tensor, dtr_tensor **out);
 
 /** A contiguous copy in memory of its own, of the same kind as the original's.
- *  @collective no  @blocking no
- *  @gpu DTR_ERR_UNSUPPORTED for a tensor on a device
- *  @errors DTR_ERR_ARG (NULL), DTR_ERR_UNSUPPORTED, DTR_ERR_NOMEM  @since 0.1 */
+ *  @collective no  @blocking until copied
+ *  @gpu copied on the default stream, for which the host waits; what a stream that does not wait
+ * for that one writes must be there before. dtr_tensor_empty and dtr_tensor_copy do it on a stream
+ *  @errors DTR_ERR_ARG (NULL), DTR_ERR_NOMEM, DTR_ERR_CUDA  @since 0.1 */
 DTR_API dtr_status dtr_tensor_clone(const dtr_tensor *tensor, dtr_tensor **out);
 
 /** Copy element by element into a tensor of the same shape, with conversion. Floats round to
@@ -132,8 +133,9 @@ DTR_API dtr_status dtr_tensor_clone(const dtr_tensor *tensor, dtr_tensor **out);
  * as if through a third one. `stream` is ignored on the CPU.
  *  @collective no
  *  @blocking until copied; on a device only where plain host memory takes part
- *  @gpu in order on the stream, NULL the default one. Contiguous tensors; equal types, or
- * f16, bf16, f32 and f64 on one device; else DTR_ERR_UNSUPPORTED
+ *  @gpu in order on the stream, NULL the default one. Equal types, or f16, bf16, f32 and f64 on
+ * one device; between host and device contiguous tensors; else DTR_ERR_UNSUPPORTED. Tensors on one
+ * device may have any strides, but not overlap
  *  @errors DTR_ERR_ARG (NULL), DTR_ERR_LAYOUT (elements of dst share memory), DTR_ERR_SHAPE,
  * DTR_ERR_UNSUPPORTED, DTR_ERR_DEVICE, DTR_ERR_CUDA, DTR_ERR_NOMEM (overlap only)
  *  @since 0.1 */

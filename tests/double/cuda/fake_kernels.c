@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cuda/device_factor.h"
+#include "cuda/device_strided.h"
 
 #define DTR__KERNEL(name)                                                            \
     static void run_##name(const void *argument, unsigned tid, unsigned n_threads) { \
@@ -28,14 +29,24 @@ DTR__MANY_KERNELS(DTR__MANY)
 DTR__FACTOR_KERNELS(DTR__FACTOR)
 #undef DTR__FACTOR
 
+#define DTR__STRIDED(name)                                                                   \
+    static void run_strided_##name(const void *argument, unsigned tid, unsigned n_threads) { \
+        dtr__body_strided_##name(argument, tid, n_threads);                                  \
+    }
+DTR__STRIDED_KERNELS(DTR__STRIDED)
+#undef DTR__STRIDED
+
+#define DTR__STRIDED(name) \
+    { "dtr_kernel_strided_" #name, sizeof(dtr__strided_args), run_strided_##name },
 #define DTR__FACTOR(name) \
     { "dtr_kernel_factor_" #name, sizeof(dtr__factor_args), run_factor_##name },
 #define DTR__MANY(name)                                                 \
     { "dtr_kernel_few_" #name, sizeof(dtr__few_args), run_few_##name }, \
         { "dtr_kernel_most_" #name, sizeof(dtr__most_args), run_most_##name },
 #define DTR__KERNEL(name) { "dtr_kernel_" #name, sizeof(dtr__kernel_args), run_##name },
-static const fake_kernel kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY)
-                                           DTR__FACTOR_KERNELS(DTR__FACTOR) };
+static const fake_kernel kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(
+    DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR) DTR__STRIDED_KERNELS(DTR__STRIDED) };
+#undef DTR__STRIDED
 #undef DTR__FACTOR
 #undef DTR__KERNEL
 #undef DTR__MANY
