@@ -392,9 +392,8 @@ typedef struct dtr__part {
 } dtr__part;
 
 /* Chunk c of all, `size` elements each but a stretch's last. */
-DTR__BODY dtr__part dtr__part_of(const dtr__many_head *h, const dtr__stretch *s, unsigned c,
-                                 unsigned size) {
-    unsigned lo = 0, hi = h->n - 1;
+DTR__BODY dtr__part dtr__part_of(unsigned n, const dtr__stretch *s, unsigned c, unsigned size) {
+    unsigned lo = 0, hi = n - 1;
     while (lo < hi) {
         unsigned mid = (lo + hi) / 2;
         if (c < s[mid].end) {
@@ -459,7 +458,7 @@ DTR__KERNEL_TYPES(DTR__DEFINE_PARTS)
         const unsigned block = (unsigned)(tid / DTR__KERNEL_THREADS);                             \
         const unsigned blocks = (unsigned)(threads / DTR__KERNEL_THREADS);                        \
         for (unsigned c = block; c < s[h->n - 1].end; c += blocks) {                              \
-            const dtr__part p = dtr__part_of(h, s, c, size);                                      \
+            const dtr__part p = dtr__part_of(h->n, s, c, size);                                   \
             dtr__part_##name(&p, h->alpha, (unsigned)(tid % DTR__KERNEL_THREADS));                \
         }                                                                                         \
     }

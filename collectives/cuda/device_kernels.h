@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/optim_numbers.h"
+
 /* X(name): y = pattern; T(type, compute type): y *= alpha, y += alpha * x, sums of squares and
  * largest magnitudes by thread, and the 8-bit code (q8); C(to, from): conversions; I(name, type,
  * type of computation): whole numbers divided, as C does; N(bits): the first NaN, among elements of
@@ -54,13 +56,19 @@
  * and conversions among floats. */
 #define DTR__STRIDED_KERNELS(S) S(u8) S(u16) S(u32) S(u64) S(u128) S(cast)
 
+/* Kernels over many stretches of parameters and gradients, P(name): steps of the optimizers, and
+ * sums of squares without rounding. In two sizes too. */
+#define DTR__STEP_OF(P, t) P(sgd_##t) P(adam_##t) P(exact_##t)
+#define DTR__STEP_KERNELS(P) \
+    DTR__STEP_OF(P, f16) DTR__STEP_OF(P, bf16) DTR__STEP_OF(P, f32) DTR__STEP_OF(P, f64)
+
 #define DTR__KERNEL(name) DTR__KERNEL_##name,
 #define DTR__MANY(name) DTR__KERNEL_few_##name, DTR__KERNEL_most_##name,
 #define DTR__FACTOR(name) DTR__KERNEL_factor_##name,
 #define DTR__STRIDED(name) DTR__KERNEL_strided_##name,
 typedef enum dtr__kernel {
     DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR)
-        DTR__STRIDED_KERNELS(DTR__STRIDED) DTR__N_KERNELS
+        DTR__STRIDED_KERNELS(DTR__STRIDED) DTR__STEP_KERNELS(DTR__MANY) DTR__N_KERNELS
 } dtr__kernel;
 #undef DTR__KERNEL
 #undef DTR__MANY
@@ -107,6 +115,20 @@ typedef struct dtr__stretch {
     const void *from;
     uint32_t end, last;
 } dtr__stretch;
+/* One more for a table of no more than `most`, cut into chunks of `chunk` elements, of which there
+ * is at least one; false: it is full. */
+static inline bool dtr__stretch_put(dtr__stretch *s, uint32_t *n, uint32_t most, uint32_t chunk,
+                                    void *to, const void *from, uint64_t count) {
+    const uint64_t before = *n > 0 ? s[*n - 1].end : 0, more = (count + chunk - 1) / chunk;
+    if (*n == most || (*n > 0 && before + more > UINT32_MAX)) {
+        return false;
+    }
+    s[*n].to = to;
+    s[*n].from = from;
+    s[*n].end = (uint32_t)(before + more);
+    s[(*n)++].last = (uint32_t)(count - (more - 1) * chunk);
+    return true;
+}
 typedef struct dtr__many_head {
     double alpha;
     uint32_t n, unused;
@@ -154,5 +176,43 @@ typedef struct dtr__strided_args {
     uint64_t size[DTR__STRIDED_DIMS];
     int64_t y_step[DTR__STRIDED_DIMS], x_step[DTR__STRIDED_DIMS];
 } dtr__strided_args;
+
+/* Steps: `to` of a stretch is a parameter, `from` its gradient, which is multiplied by `factor`;
+ * number[i] says where the state of its first element lies in the arrays, with a bit for those that
+ * do not decay. exact: `from` are the numbers, `m` is
+ * a dtr__exact_squares, and number[i] what `first` becomes where it is more, for a stretch that has
+ * an element which is NaN or infinite. */
+enum { DTR__STEP_MOST = 768, DTR__STEP_NESTEROV = 1, DTR__STEP_APART = 2 };
+#define DTR__STEP_PLAIN (UINT64_C(1) << 63)
+typedef struct dtr__step_head {
+    uint32_t n, flags;
+    double factor, decay;
+    dtr__numbers_float with_float; /* both say the same, in the types of arithmetic */
+    uint32_t unused;
+    dtr__numbers_double with_double;
+    void *m, *v, *master; /* NULL: none */
+} dtr__step_head;
+typedef struct dtr__few_step {
+    dtr__step_head head;
+    dtr__stretch stretch[DTR__FEW];
+    uint64_t number[DTR__FEW];
+} dtr__few_step;
+typedef struct dtr__most_step {
+    dtr__step_head head;
+    dtr__stretch stretch[DTR__STEP_MOST];
+    uint64_t number[DTR__STEP_MOST];
+} dtr__most_step;
+
+/* Squares as whole numbers of the smallest unit that a square of a double can have,
+ * 2^DTR__SQUARES_LEAST, in digits of 32 bits that have room for carries. */
+enum { DTR__SQUARES_DIGITS = 136, DTR__SQUARES_LEAST = -2148 };
+typedef struct dtr__squares {
+    uint64_t digit[DTR__SQUARES_DIGITS];
+    uint64_t nan, infinite; /* elements that were not added */
+} dtr__squares;
+typedef struct dtr__exact_squares {
+    dtr__squares sum;
+    uint64_t first;
+} dtr__exact_squares;
 
 #endif /* DTR_DEVICE_KERNELS_H */

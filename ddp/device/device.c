@@ -386,10 +386,13 @@ void dtr__ddp_device_close(dtr_ddp *ddp) {
     dtr__ddp_device_nan_close(ddp);
     dtr_tensor_release(g->staging);
     g->staging = NULL;
-    if (g->clip_here != NULL) {
-        (void)g->ops->pinned_free(g->index, g->clip_here);
-        g->clip_here = NULL;
+    if (g->sums_here != NULL) {
+        (void)g->ops->pinned_free(g->index, g->sums_here);
     }
+    if (g->sums_there != NULL) {
+        (void)g->ops->free(g->index, g->sums_there);
+    }
+    g->sums_here = g->sums_there = NULL;
     if (g->stream != NULL) {
         (void)g->ops->stream_free(g->index, g->stream);
     }

@@ -28,7 +28,8 @@ typedef struct dtr__ddp_gpu {
     void *rows_stream; /* on which sparse gradients come to the host; NULL: there are none */
     /* The first NaN of each parameter (device_nan.c), there and on the host; NULL: nobody asked. */
     uint64_t *nan_there, *nan_here;
-    void *clip_here; /* pinned, through which gradients come to be summed up; NULL: not yet */
+    /* Sums of squares of gradients (optim/clip_device.c), there and pinned; NULL: not yet. */
+    void *sums_there, *sums_here;
 } dtr__ddp_gpu;
 
 /* A stream that wrote gradients of a bucket, and an event for the point where it had done so. */

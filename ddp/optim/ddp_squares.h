@@ -10,14 +10,9 @@
 
 #include <dtr/dtype.h>
 
-/* Bits -2148 (the square of the least subnormal double) to 2204 in digits of 32 bits, with room
- * for carries: sums of sums may be added up digit by digit, by an allreduce too. */
-enum { DTR__SQUARES_DIGITS = 136 };
-typedef struct dtr__squares {
-    uint64_t digit[DTR__SQUARES_DIGITS];
-    uint64_t nan, infinite; /* elements that were not added */
-} dtr__squares;
+#include "cuda/device_kernels.h"
 
+/* The digits of dtr__squares: sums of sums may be added up digit by digit, by an allreduce too. */
 /* Add elements without gaps; floating or complex. */
 void dtr__squares_add(dtr__squares *sum, const void *data, size_t count, dtr_dtype dtype);
 /* The square root; NaN or infinite where an element is. */

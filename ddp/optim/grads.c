@@ -97,38 +97,26 @@ static void visit_run(void *arg, char *a, ptrdiff_t step, char *b, ptrdiff_t b_s
     }
 }
 
-static dtr_status visit_device(dtr_ddp *ddp, dtr__grads_pass *p, const dtr_tensor *t) {
-    dtr__squares own = { { 0 }, 0, 0 };
-    if (p->what == DTR__GRADS_SCALE) {
-        return dtr__clip_device_scale(ddp, t, p->factor);
-    }
-    dtr__squares *sum = p->what == DTR__GRADS_SQUARES ? p->sum : &own;
-    const uint64_t before = sum->nan + sum->infinite;
-    DTR_TRY(dtr__clip_device_squares(ddp, t, sum));
-    p->n_nonfinite += sum->nan + sum->infinite - before;
-    return DTR_OK;
-}
-
-static dtr_status visit_whole(dtr_ddp *ddp, dtr__grads_pass *p, size_t i) {
-    const dtr_tensor *t = dtr__ddp_final_grad(&ddp->params[i]);
-    if (t == NULL || t->numel == 0 || !atomic_load(&ddp->params[i].defined)) {
-        return DTR_OK;
-    }
-    if (dtr__ddp_on_device(ddp)) {
-        return visit_device(ddp, p, t);
-    }
+static void visit_whole(dtr__grads_pass *p, const dtr_tensor *t) {
     p->dtype = t->dtype;
     dtr__walk(t, NULL, visit_run, p);
-    return DTR_OK;
 }
 
-static dtr_status over_all(dtr_ddp *ddp, dtr__grads_pass *p) {
+/* `device` is NULL where the module is on the host. */
+static dtr_status over_all(dtr_ddp *ddp, dtr__grads_pass *p, dtr__device_pass *device) {
     for (size_t i = 0; i < ddp->n; i++) {
         const dtr__ddp_param *param = &ddp->params[i];
+        const dtr_tensor *t = dtr__ddp_final_grad(param);
         const uint64_t before = p->n_nonfinite;
-        if (param->same_as == i && (param->trainable || param->delayed)) {
-            DTR_TRY(visit_whole(ddp, p, i));
+        if (param->same_as != i || !(param->trainable || param->delayed) || t == NULL ||
+            t->numel == 0 || !atomic_load(&param->defined)) {
+            continue;
         }
+        if (device != NULL) { /* gradients there are dense */
+            DTR_TRY(dtr__device_pass_add(device, i, t->data, t->numel, t->dtype));
+            continue;
+        }
+        visit_whole(p, t);
         p->nonfinite = p->n_nonfinite > before && i < p->nonfinite ? i : p->nonfinite;
     }
     return DTR_OK;
@@ -160,27 +148,43 @@ static void visit_piece(const dtr__ddp_param *param, dtr__grads_pass *p,
     }
 }
 
-static void over_shard(const dtr_zero *z, dtr__grads_pass *p) {
+static dtr_status add_piece(const dtr_ddp *ddp, const dtr__zero_piece *piece,
+                            dtr__device_pass *device) {
+    const dtr__ddp_param *param = &ddp->params[piece->param];
+    const dtr_tensor *t = dtr__ddp_final_grad(param);
+    return t != NULL ? dtr__device_pass_add(device, piece->param,
+                                            dtr__zero_stretch(t, param->slot, piece->from),
+                                            piece->count, t->dtype)
+                     : DTR_OK;
+}
+
+static dtr_status over_shard(const dtr_zero *z, dtr__grads_pass *p, dtr__device_pass *device) {
     const dtr_ddp *ddp = z->ddp;
     for (size_t b = 0; b < z->n_buckets; b++) {
         dtr__zero_piece piece;
         for (size_t s = 0; dtr__zero_next(z, b, ddp->rank, &s, &piece);) {
             const uint64_t before = p->n_nonfinite;
-            if (dtr__zero_is_stepped(ddp, piece.param)) {
-                visit_piece(&ddp->params[piece.param], p, &piece);
+            if (!dtr__zero_is_stepped(ddp, piece.param)) {
+                continue;
             }
+            if (device != NULL) {
+                DTR_TRY(add_piece(ddp, &piece, device));
+                continue;
+            }
+            visit_piece(&ddp->params[piece.param], p, &piece);
             p->nonfinite =
                 p->n_nonfinite > before && piece.param < p->nonfinite ? piece.param : p->nonfinite;
         }
     }
+    return DTR_OK;
 }
 
 dtr_status dtr__grads_over(dtr_ddp *ddp, const dtr_zero *z, dtr__grads_pass *p) {
-    if (z == NULL) {
-        return over_all(ddp, p);
-    }
-    over_shard(z, p);
-    return DTR_OK;
+    dtr__device_pass there = { .ddp = ddp }, *device = dtr__ddp_on_device(ddp) ? &there : NULL;
+    dtr_status s = z == NULL ? over_all(ddp, p, device) : over_shard(z, p, device);
+    s = s == DTR_OK && device != NULL ? dtr__device_pass_run(device, p) : s;
+    dtr__device_pass_free(&there);
+    return s;
 }
 
 /* ---- the module ---- */

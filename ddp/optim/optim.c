@@ -53,24 +53,43 @@ static bool has_array(const dtr_optim *o, dtr_dtype d, int array) {
     return array == 0 ? adam || o->o.momentum > 0 : array == 1 ? adam : dtr_dtype_size(d) == 2;
 }
 
+static dtr_status make_array(const dtr_optim *o, dtr__optim_part *part, int a, dtr_dtype dtype) {
+    dtr_ddp *ddp = o->ddp;
+    bool plain = false;
+    if (dtr__ddp_on_device(ddp)) {
+        DTR_TRY(ddp->mover->make(ddp->world, ddp->device, dtype, (int64_t)part->count,
+                                 &part->memory[a], &plain));
+        part->array[a] = part->memory[a]->data;
+        return DTR_OK;
+    }
+    part->array[a] = calloc(part->count, dtr_dtype_size(dtype));
+    DTR_REQUIRE(part->array[a] != NULL, NULL, DTR_ERR_NOMEM,
+                "no memory for an optimizer's state of %zu elements", part->count);
+    return DTR_OK;
+}
+
 static dtr_status make_part(dtr_optim *o, dtr_dtype d) {
     dtr__optim_part *part = &o->part[d];
     part->wide = d == DTR_F64;
-    size_t size = part->wide ? sizeof(double) : sizeof(float);
+    const dtr_dtype arrays = part->wide ? DTR_F64 : DTR_F32;
+    if (dtr__ddp_on_device(o->ddp) && part->count > 0) {
+        part->table = calloc(1, sizeof *part->table);
+        DTR_REQUIRE(part->table != NULL, NULL, DTR_ERR_NOMEM, "no memory for an optimizer");
+        part->table->kernel =
+            o->o.rule == DTR_OPTIM_SGD ? DTR__STEP_KERNEL(sgd, d) : DTR__STEP_KERNEL(adam, d);
+    }
     for (int a = 0; a < DTR__OPTIM_ARRAYS && part->count > 0; a++) {
         if (!has_array(o, d, a)) {
             continue;
         }
-        part->array[a] = calloc(part->count, size);
-        DTR_REQUIRE(part->array[a] != NULL, NULL, DTR_ERR_NOMEM,
-                    "no memory for an optimizer's state of %zu elements", part->count);
+        DTR_TRY(make_array(o, part, a, arrays));
         dtr_zero_state *state = &o->states[o->n_states];
         char *name = o->names[o->n_states++];
         snprintf(name, sizeof o->names[0], "%s.%s", array_names[a], dtr_dtype_name(d));
         *state = (dtr_zero_state){
             .name = name,
             .param_dtype = d,
-            .data = dtr_cpu(part->array[a], part->count, part->wide ? DTR_F64 : DTR_F32),
+            .data = { part->array[a], part->count, arrays, o->ddp->device },
         };
     }
     return DTR_OK;
@@ -125,9 +144,14 @@ static dtr_status fill(dtr_optim *o, const dtr_optim_options *given) {
     DTR_TRY(read_options(given, &o->o));
     DTR_REQUIRE(o->zero != NULL || ddp->zero == NULL, NULL, DTR_ERR_ARG,
                 "dtr_optim_create: zero is NULL, but the module is sharded; give its dtr_zero");
-    DTR_TRY(dtr__ddp_device_refuse(ddp, "dtr_optim_create"));
     for (size_t i = 0; i < ddp->n; i++) {
         const dtr__ddp_param *p = &ddp->params[i];
+        DTR_REQUIRE(!dtr__optim_has(ddp, i) || !dtr__ddp_on_device(ddp) || o->zero != NULL ||
+                        p->value->contiguous,
+                    NULL, DTR_ERR_UNSUPPORTED,
+                    "parameter '%s' (%zu) is on a CUDA device and not contiguous; give a "
+                    "contiguous one, or shard the optimizer (dtr_zero_create)",
+                    p->name, i);
         DTR_REQUIRE(!dtr__optim_has(ddp, i) || serves(p->value->dtype), NULL, DTR_ERR_UNSUPPORTED,
                     "parameter '%s' (%zu) is %s; the optimizers work on f16, bf16, f32 and f64",
                     p->name, i, dtr_dtype_name(p->value->dtype));
@@ -156,8 +180,10 @@ static dtr_status fill(dtr_optim *o, const dtr_optim_options *given) {
 static void optim_free(dtr_optim *o) {
     for (int d = 0; d < DTR__ZERO_TYPES; d++) {
         for (int a = 0; a < DTR__OPTIM_ARRAYS; a++) {
-            free(o->part[d].array[a]);
+            dtr_tensor_release(o->part[d].memory[a]);
+            free(o->part[d].memory[a] == NULL ? o->part[d].array[a] : NULL);
         }
+        free(o->part[d].table);
         free(o->part[d].undecayed);
     }
     free(o->begin);

@@ -5,6 +5,8 @@
 #define DTR_NO_CALL_SITE
 #include <dtr/optim.h>
 
+#include "kernels/optim_numbers.h"
+#include "step_device.h"
 #include "zero/zero.h"
 
 enum { DTR__OPTIM_ARRAYS = 3 }; /* first and second moment, master copy */
@@ -19,7 +21,10 @@ typedef struct dtr__optim_part {
     size_t count;
     bool wide;                      /* arrays of double, else of float */
     void *array[DTR__OPTIM_ARRAYS]; /* NULL where the rule has none */
-    dtr__optim_range *undecayed;    /* ascending, apart from each other */
+    /* On a device: whose memory they are, and what a step launches. */
+    dtr_tensor *memory[DTR__OPTIM_ARRAYS];
+    dtr__stretches *table;
+    dtr__optim_range *undecayed; /* ascending, apart from each other */
     size_t n_undecayed;
 } dtr__optim_part;
 

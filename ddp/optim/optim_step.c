@@ -8,7 +8,7 @@
 #include "optim_internal.h"
 
 #define REAL float
-#define NAME(x) x##_f32
+#define NAME(x) x##_float
 #define ROOT sqrtf
 #include "optim_rule.h"
 #undef REAL
@@ -16,7 +16,7 @@
 #undef ROOT
 
 #define REAL double
-#define NAME(x) x##_f64
+#define NAME(x) x##_double
 #define ROOT sqrt
 #include "optim_rule.h"
 #undef REAL
@@ -53,7 +53,7 @@ static void run_narrow(const dtr_optim *o, const dtr__optim_part *part, bool dec
         for (size_t k = 0; factor != 1 && k < n; k++) {
             g[k] *= factor;
         }
-        run_f32(o, decays, master, g, floats(part, 0, at + from), floats(part, 1, at + from), n);
+        run_float(o, decays, master, g, floats(part, 0, at + from), floats(part, 1, at + from), n);
         dtr__convert(p, param.dtype, master, DTR_F32, n);
     }
 }
@@ -67,11 +67,11 @@ static dtr_buffer cut(dtr_buffer b, size_t from, size_t to) {
 static void run_part(const dtr_optim *o, const dtr__optim_part *part, bool decays, size_t at,
                      dtr_buffer param, dtr_buffer grad) {
     if (param.dtype == DTR_F64) {
-        run_f64(o, decays, param.data, grad.data, doubles(part, 0, at), doubles(part, 1, at),
-                param.count);
+        run_double(o, decays, param.data, grad.data, doubles(part, 0, at), doubles(part, 1, at),
+                   param.count);
     } else if (param.dtype == DTR_F32) {
-        run_f32(o, decays, param.data, grad.data, floats(part, 0, at), floats(part, 1, at),
-                param.count);
+        run_float(o, decays, param.data, grad.data, floats(part, 0, at), floats(part, 1, at),
+                  param.count);
     } else {
         run_narrow(o, part, decays, at, param, grad);
     }
@@ -96,13 +96,21 @@ static __attribute__((noinline)) void run(const dtr_optim *o, const dtr__optim_p
     }
 }
 
-/* A dtr_zero_update: elements `first` and up of one part, cut where decay begins and ends. */
+/* One more stretch for the launch. */
+static dtr_status put(const dtr_optim *o, const dtr__optim_part *part, bool decays, size_t at,
+                      dtr_buffer param, dtr_buffer grad) {
+    return dtr__stretches_add(o->ddp, part->table, param.data, grad.data, param.count,
+                              at | (decays ? 0 : DTR__STEP_PLAIN));
+}
+
+/* Elements `first` and up of one part, cut where decay begins and ends. */
 static dtr_status update(void *state, size_t first, dtr_buffer param, dtr_buffer grad) {
     const dtr_optim *o = state;
     const dtr__optim_part *part = &o->part[param.dtype];
     size_t end = first + param.count, r = 0;
+    dtr_status s = DTR_OK;
     const dtr__float_mode mode = dtr__float_enter();
-    for (size_t at = first; at < end;) {
+    for (size_t at = first; at < end && s == DTR_OK;) {
         while (r < part->n_undecayed && part->undecayed[r].end <= at) {
             r++;
         }
@@ -111,12 +119,53 @@ static dtr_status update(void *state, size_t first, dtr_buffer param, dtr_buffer
                     : plain                ? part->undecayed[r].end
                                            : part->undecayed[r].begin;
         to = to < end ? to : end;
-        run(o, part, !plain, at, cut(param, at - first, to - first),
-            cut(grad, at - first, to - first));
+        const dtr_buffer p = cut(param, at - first, to - first);
+        const dtr_buffer g = cut(grad, at - first, to - first);
+        if (part->table != NULL) {
+            s = put(o, part, !plain, at, p, g);
+        } else {
+            run(o, part, !plain, at, p, g);
+        }
         at = to;
     }
     dtr__float_leave(mode);
-    return DTR_OK;
+    return s;
+}
+
+/* ---- on a device ---- */
+
+static __attribute__((noinline)) void set_numbers(const dtr_optim *o, dtr__step_head *h) {
+    h->with_float = numbers_of_float(o);
+    h->with_double = numbers_of_double(o);
+}
+
+/* What the kernels of this step read. */
+static void begin(const dtr_optim *o) {
+    dtr__step_head head = { .factor = o->grad_factor, .decay = o->o.weight_decay };
+    head.flags = (o->o.nesterov ? DTR__STEP_NESTEROV : 0) |
+                 (o->o.rule == DTR_OPTIM_ADAMW ? DTR__STEP_APART : 0);
+    const dtr__float_mode mode = dtr__float_enter();
+    set_numbers(o, &head);
+    dtr__float_leave(mode);
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        const dtr__optim_part *part = &o->part[d];
+        if (part->table != NULL) {
+            head.m = part->array[0];
+            head.v = part->array[1];
+            head.master = part->array[2];
+            part->table->args.head = head;
+        }
+    }
+}
+
+static dtr_status launch_all(const dtr_optim *o) {
+    dtr_status s = DTR_OK;
+    for (int d = 0; d < DTR__ZERO_TYPES; d++) {
+        if (o->part[d].table != NULL && s == DTR_OK) {
+            s = dtr__stretches_launch(o->ddp, o->part[d].table);
+        }
+    }
+    return s;
 }
 
 /* ---- whole ---- */
@@ -137,9 +186,8 @@ static dtr_status step_param(dtr_optim *o, size_t i) {
         dtr__tensor_copy_raw(packed_grad, grad);
     }
     if (s == DTR_OK) {
-        s = update(o, o->begin[i],
-                   dtr_cpu(alike ? value->data : packed->data, value->numel, value->dtype),
-                   dtr_cpu(alike ? grad->data : packed_grad->data, value->numel, value->dtype));
+        s = update(o, o->begin[i], dtr_tensor_buffer(alike ? value : packed),
+                   dtr_tensor_buffer(alike ? grad : packed_grad));
     }
     if (s == DTR_OK && !alike) {
         dtr__tensor_copy_raw(value, packed);
@@ -163,7 +211,7 @@ static dtr_status step_whole(dtr_optim *o, const char *entry) {
             DTR_TRY(step_param(o, i));
         }
     }
-    return DTR_OK;
+    return launch_all(o);
 }
 
 dtr_status dtr__optim_step(dtr_optim *o, double scale, const char *entry) {
@@ -173,6 +221,7 @@ dtr_status dtr__optim_step(dtr_optim *o, double scale, const char *entry) {
     }
     o->grad_factor = dtr__quotient(1, scale);
     o->steps++;
+    begin(o);
     dtr_status s = o->zero != NULL ? dtr_zero_step(o->zero, update, o) : step_whole(o, entry);
     o->steps -= s < 0 ? 1 : 0;
     return s;

@@ -9,7 +9,7 @@
 
 /* ---- digits ---- */
 
-enum { LEAST = -2148, DIGIT = 32 };
+enum { LEAST = DTR__SQUARES_LEAST, DIGIT = 32 };
 
 /* value * 2^(bit + LEAST). A digit grows by less than 2^32, so 2^31 of them may be added between
  * two calls of carry. */

@@ -82,23 +82,16 @@ static dtr_status move_kind(int device, const dtr__piece *like, const dtr__piece
     dtr__stretch s[DTR__MOST];
     dtr__many_head head = { .alpha = scale };
     way w;
-    uint64_t chunks = 0;
     DTR_TRY(find_way(like, scale, &w));
     for (const dtr__piece *p = like; p < end; p++) {
         if (!same_kind(p, like) || p->count == 0) {
             continue;
         }
-        uint64_t n = p->count * w.unit, more = (n + w.chunk - 1) / w.chunk;
-        if (head.n == DTR__MOST || (head.n > 0 && chunks + more > UINT32_MAX)) {
+        while (
+            !dtr__stretch_put(s, &head.n, DTR__MOST, w.chunk, p->to, p->from, p->count * w.unit)) {
             DTR_TRY(launch(device, &w, &head, s, stream));
             head.n = 0;
-            chunks = 0;
         }
-        chunks += more;
-        s[head.n++] = (dtr__stretch){ .to = p->to,
-                                      .from = p->from,
-                                      .end = (uint32_t)chunks,
-                                      .last = (uint32_t)(n - (more - 1) * w.chunk) };
     }
     return head.n > 0 ? launch(device, &w, &head, s, stream) : DTR_OK;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include <dtr/dtr.h>
-#include <dtr/optim.h>
+#include <dtr/zero.h>
 
 #include "device_tensors.h"
 #include "fake_cuda.h"
@@ -413,14 +413,11 @@ START_TEST(GF0_refused) {
     model m;
     size_t first = 0;
     dtr_zero *zero = NULL;
-    dtr_optim *optim = NULL;
     model_open(&m, &o, DTR_F32, 0);
     TH_IS(dtr_ddp_set_step(m.ddp, no_step, NULL, &first, 1), DTR_ERR_UNSUPPORTED);
     TH_MESSAGE("parameters are on cuda:0");
     TH_IS(dtr_zero_create(m.ddp, NULL, &zero), DTR_ERR_UNSUPPORTED);
     TH_MESSAGE("a CUDA device");
-    dtr_optim_options sgd = DTR_OPTIM_OPTIONS_INIT;
-    TH_IS(dtr_optim_create(m.ddp, NULL, &sgd, &optim), DTR_ERR_UNSUPPORTED);
     model_close(&m);
     TH_AGREE();
 }

@@ -5,7 +5,7 @@ import sys
 # Write one number each; largest_ also reads one by one, and so does factor_orthogonal, whose columns are short and cached. Of the
 # strided ones strided_u128 takes all that can be read by 16 bytes.
 NARROW = ("strided_u8", "strided_u16", "strided_u32", "strided_u64", "strided_cast")
-ONCE_PER_THREAD = ("largest_", "squares_", "nan_", "q8_range_", "factor_left", "factor_orthogonal") + NARROW
+ONCE_PER_THREAD = ("largest_", "squares_", "few_exact_", "most_exact_", "nan_", "q8_range_", "factor_left", "factor_orthogonal") + NARROW
 ONE_BY_ONE = ("fill", "largest_", "factor_orthogonal") + NARROW
 
 

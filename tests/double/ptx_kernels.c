@@ -475,12 +475,68 @@ static void run_all_strided(void) {
     }
 }
 
+/* ---- steps ---- */
+
+/* Stretches of lengths and places that are awkward; the state lies in arrays of its own. */
+static void run_step(const char *name, cell t, bool adam, bool exact, uint32_t flags, bool arrays) {
+    static const size_t lengths[STRETCHES] = { 1, 4096, 17, 5000, 12300, 40000 };
+    const cell wide = t == F64 ? F64 : F32;
+    for (unsigned blocks = 1; wanted(name) && blocks < 6; blocks += 4) {
+        dtr__most_step a = {
+            .head = { .flags = flags,
+                      .factor = 0.75,
+                      .decay = 0.1,
+                      .with_float = { .01F, .9F, .9F, .99F, .1F, .01F, .19F, .0199F, 1e-8F },
+                      .with_double = { .01, .9, .9, .99, .1, .01, .19, .0199, 1e-8 } },
+        };
+        uint64_t at = 0;
+        char how[64];
+        for (size_t i = 0; i < STRETCHES; i++) {
+            const size_t n = lengths[i], skew = i == 3 ? sizes[t] : 0;
+            (void)dtr__stretch_put(a.stretch, &a.head.n, STRETCHES, DTR__CHUNK,
+                                   exact ? NULL : add(t, n, skew, true)->device + skew,
+                                   add(t, n, 0, i != 2)->device, n);
+            a.number[i] = exact ? i + 3 : at | (i % 2 == 0 ? DTR__STEP_PLAIN : 0);
+            at += n + (i == 1 ? 3 : 0);
+        }
+        if (exact) {
+            buffer *sums = add(BYTES, sizeof(dtr__exact_squares), 0, false);
+            memset(sums->before, 0, sizeof(dtr__exact_squares) - sizeof(uint64_t));
+            a.head.m = sums->device;
+        } else {
+            a.head.m = arrays ? add(wide, at, 0, true)->device : NULL;
+            a.head.v = adam ? add(wide, at, 0, true)->device : NULL;
+            a.head.master = sizes[t] == 2 ? add(wide, at, 0, true)->device : NULL;
+        }
+        snprintf(how, sizeof how, "flags %u, %s, %u blocks", flags, arrays ? "state" : "no state",
+                 blocks);
+        dtr__few_step few = { .head = a.head };
+        memcpy(few.stretch, a.stretch, sizeof few.stretch);
+        memcpy(few.number, a.number, sizeof few.number);
+        both(name, name[0] == 'f' ? &few : (const void *)&a, blocks, how);
+    }
+}
+
+#define STEP(size, t)                                                              \
+    run_step(#size "_sgd_" #t, UPPER_##t, false, false, 0, false);                 \
+    run_step(#size "_sgd_" #t, UPPER_##t, false, false, 0, true);                  \
+    run_step(#size "_sgd_" #t, UPPER_##t, false, false, DTR__STEP_NESTEROV, true); \
+    run_step(#size "_adam_" #t, UPPER_##t, true, false, 0, true);                  \
+    run_step(#size "_adam_" #t, UPPER_##t, true, false, DTR__STEP_APART, true);    \
+    run_step(#size "_exact_" #t, UPPER_##t, false, true, 0, false);
+static void run_steps(void) {
+    STEP(most, f16)
+    STEP(most, bf16)
+    STEP(most, f32) STEP(most, f64) STEP(few, f16) STEP(few, bf16) STEP(few, f32) STEP(few, f64)
+}
+
 int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     run_rows();
     run_many();
     run_factors();
     run_all_strided();
+    run_steps();
     printf("%u runs of kernels, %u differ between their PTX and their bodies\n", runs, failures);
     return runs == 0 || failures > 0;
 }

@@ -25,8 +25,8 @@ DTR_BEGIN_SITED
  * was. Where a hook leaves ranks with different gradients each rank has its own norm.
  *  @collective with `zero`: all members; else no
  *  @blocking with `zero`: until all have entered; else no
- *  @gpu behind the stream of the newest dtr_ddp_backward_end, where the host waits for the
- * gradients, which it takes a copy of; scaling is queued there
+ *  @gpu queued on the stream of the newest dtr_ddp_backward_end; the host waits there for the sum
+ * of squares, about a kilobyte, and not for the scaling
  *  @errors DTR_ERR_NAN (an element is NaN or infinite; names the first parameter; with `zero`
  * on all ranks): nothing was scaled, leave the step out. DTR_ERR_ARG (max_norm, `zero` is not the
  * module's), DTR_ERR_STATE (no dtr_ddp_backward_end with sync before it, or the step has been
@@ -72,10 +72,11 @@ typedef struct dtr_optim_options {
  * shard, without (NULL) it is whole. `options` may be NULL. Destroy it before `zero` and `ddp`.
  *  @collective no, but all ranks must make it alike
  *  @blocking no
- *  @gpu parameters in host memory only
+ *  @gpu the state is in the memory of the parameters' device; those of a whole optimizer are
+ * contiguous there
  *  @errors DTR_ERR_ARG (NULL, an option out of range, `zero` of another module),
- * DTR_ERR_UNSUPPORTED (parameters other than f16, bf16, f32 and f64), DTR_ERR_STATE (handle),
- * DTR_ERR_NOMEM
+ * DTR_ERR_UNSUPPORTED (parameters other than f16, bf16, f32 and f64; layout on a device),
+ * DTR_ERR_STATE (handle), DTR_ERR_NOMEM, DTR_ERR_CUDA
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_create(dtr_ddp *ddp, dtr_zero *zero, const dtr_optim_options *options,
                                     dtr_optim **optim);
@@ -87,10 +88,11 @@ DTR_BEGIN_SITED
  * caller's to step; the sharded form is dtr_zero_step.
  *  @collective sharded: all members; whole: no
  *  @blocking as dtr_zero_step; whole: no
- *  @gpu host memory only
+ *  @gpu one kernel for each type (768 parameters at a time) on the stream of the newest
+ * dtr_ddp_backward_end, with the host's arithmetic and its bits; the host waits only where it clips
  *  @errors DTR_ERR_ARG, DTR_ERR_STATE (an iteration is open); those of dtr_zero_step and, with
  * max_norm, of dtr_ddp_clip_grad_norm: DTR_ERR_NAN is a step to leave out. After an error the step
- * is not counted and no parameter has changed
+ * is not counted and no parameter has changed, unless the device has failed (DTR_ERR_CUDA)
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_step(dtr_optim *optim);
 
@@ -112,7 +114,8 @@ DTR_API size_t dtr_optim_state_nbytes(const dtr_optim *optim);
 
 /** The k-th array of the state, "m.f32" for instance, in the optimizer's own memory: with `zero`
  * one element per element of the shard of param_dtype, else the parameters of that type one behind
- * the other. The name belongs to the optimizer. Changing the contents changes the optimizer.
+ * the other; on the parameters' device. The name belongs to the optimizer. Changing the contents
+ * changes the optimizer.
  *  @collective no  @blocking no  @gpu no
  *  @errors DTR_ERR_ARG (NULL; k is not below their number)  @since 0.1 */
 DTR_API dtr_status dtr_optim_state(const dtr_optim *optim, size_t k, dtr_zero_state *state);
@@ -135,7 +138,7 @@ DTR_BEGIN_SITED
  * is there the old one stays whole. Frozen parameters are not written.
  *  @collective all members, between iterations, with the same path; one file system
  *  @blocking until all files are on disk
- *  @gpu no
+ *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors those of dtr_zero_save; DTR_ERR_STATE (whole, of a module that is sharded by now)
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_save(dtr_optim *optim, const char *path);
@@ -145,7 +148,7 @@ DTR_API dtr_status dtr_optim_save(dtr_optim *optim, const char *path);
  * afterwards.
  *  @collective all members, between iterations, with the same path; every rank reads
  *  @blocking until the parameters are here
- *  @gpu no
+ *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors those of dtr_zero_load; DTR_ERR_STATE (whole, of a module that is sharded by now)
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_load(dtr_optim *optim, const char *path);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cuda/device_factor.h"
+#include "cuda/device_step.h"
 #include "cuda/device_strided.h"
 
 #define DTR__KERNEL(name)                                                            \
@@ -21,7 +22,21 @@ DTR__ALL_KERNELS
 #define DTR__MANY(name) DTR__MANY_SIZED(few, name) DTR__MANY_SIZED(most, name)
 DTR__MANY_KERNELS(DTR__MANY)
 #undef DTR__MANY
+#undef DTR__MANY_SIZED
 
+#define DTR__MANY_SIZED(size, name)                                                           \
+    static void run_##size##_##name(const void *argument, unsigned tid, unsigned n_threads) { \
+        const dtr__##size##_step *a = argument;                                               \
+        dtr__steps_##name(&a->head, a->stretch, a->number, tid, n_threads);                   \
+    }
+#define DTR__MANY(name) DTR__MANY_SIZED(few, name) DTR__MANY_SIZED(most, name)
+DTR__STEP_KERNELS(DTR__MANY)
+#undef DTR__MANY
+#undef DTR__MANY_SIZED
+
+#define DTR__STEP(name)                                                 \
+    { "dtr_kernel_few_" #name, sizeof(dtr__few_step), run_few_##name }, \
+        { "dtr_kernel_most_" #name, sizeof(dtr__most_step), run_most_##name },
 #define DTR__FACTOR(name)                                                                   \
     static void run_factor_##name(const void *argument, unsigned tid, unsigned n_threads) { \
         dtr__body_factor_##name(argument, tid, n_threads);                                  \
@@ -44,8 +59,11 @@ DTR__STRIDED_KERNELS(DTR__STRIDED)
     { "dtr_kernel_few_" #name, sizeof(dtr__few_args), run_few_##name }, \
         { "dtr_kernel_most_" #name, sizeof(dtr__most_args), run_most_##name },
 #define DTR__KERNEL(name) { "dtr_kernel_" #name, sizeof(dtr__kernel_args), run_##name },
-static const fake_kernel kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(
-    DTR__MANY) DTR__FACTOR_KERNELS(DTR__FACTOR) DTR__STRIDED_KERNELS(DTR__STRIDED) };
+static const fake_kernel kernels[] = { DTR__ALL_KERNELS DTR__MANY_KERNELS(DTR__MANY)
+                                           DTR__FACTOR_KERNELS(DTR__FACTOR)
+                                               DTR__STRIDED_KERNELS(DTR__STRIDED)
+                                                   DTR__STEP_KERNELS(DTR__STEP) };
+#undef DTR__STEP
 #undef DTR__STRIDED
 #undef DTR__FACTOR
 #undef DTR__KERNEL

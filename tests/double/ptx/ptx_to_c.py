@@ -269,9 +269,10 @@ class Kernel:
             return self.shuffle(op, args, what)
         if base in ("bar", "barrier") and op[1:] == ["sync"] and len(args) == 1:
             return self.stop("PTX_BARRIER", "t->what = %s; t->id = (uint32_t)%s;" % (what, self.bits(args[0])), "")
-        if base == "atom" and op[1:] == ["global", "min", "u64"]:
+        if base == "atom" and op[1:] in (["global", "min", "u64"], ["global", "add", "u64"]):
+            new = "was + by" if op[2] == "add" else "by < was ? by : was"
             return "{ void *at = ptx_global(t, %s, 8, %s); const uint64_t was = ptx_load64(at, 0), by = %s; %s %s }" % (
-                self.address(args[1]), what, self.value(args[2], "u64"), "ptx_store64(at, 0, by < was ? by : was);",
+                self.address(args[1]), what, self.value(args[2], "u64"), "ptx_store64(at, 0, %s);" % new,
                 self.assign(args[0], "u64", "was"))
         return self.simple(op, args)
 
