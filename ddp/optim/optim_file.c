@@ -5,7 +5,6 @@
 static dtr_status share_of(dtr_optim *o, const char *entry, size_t *count, dtr__share *sh) {
     DTR_TRY(dtr__optim_check(o, entry));
     DTR_TRY(o->zero != NULL ? dtr__zero_check(o->zero, entry) : dtr__ddp_check(o->ddp, entry));
-    DTR_TRY(dtr__ddp_device_refuse(o->ddp, entry));
     if (o->zero == NULL) {
         DTR_TRY(dtr__ddp_refuse_sharded(o->ddp, entry));
     }

@@ -104,8 +104,7 @@ static dtr_status put(const dtr_optim *o, const dtr__optim_part *part, bool deca
 }
 
 /* Elements `first` and up of one part, cut where decay begins and ends. */
-static dtr_status update(void *state, size_t first, dtr_buffer param, dtr_buffer grad) {
-    const dtr_optim *o = state;
+static dtr_status update(const dtr_optim *o, size_t first, dtr_buffer param, dtr_buffer grad) {
     const dtr__optim_part *part = &o->part[param.dtype];
     size_t end = first + param.count, r = 0;
     dtr_status s = DTR_OK;
@@ -156,6 +155,14 @@ static void begin(const dtr_optim *o) {
             part->table->args.head = head;
         }
     }
+}
+
+/* A dtr_zero_update. */
+static dtr_status update_slice(void *state, size_t first, dtr_buffer param, dtr_buffer grad) {
+    const dtr_optim *o = state;
+    DTR_TRY(update(o, first, param, grad));
+    dtr__stretches *t = o->part[param.dtype].table;
+    return t != NULL ? dtr__stretches_launch(o->ddp, t) : DTR_OK;
 }
 
 static dtr_status launch_all(const dtr_optim *o) {
@@ -222,7 +229,7 @@ dtr_status dtr__optim_step(dtr_optim *o, double scale, const char *entry) {
     o->grad_factor = dtr__quotient(1, scale);
     o->steps++;
     begin(o);
-    dtr_status s = o->zero != NULL ? dtr_zero_step(o->zero, update, o) : step_whole(o, entry);
+    dtr_status s = o->zero != NULL ? dtr_zero_step(o->zero, update_slice, o) : step_whole(o, entry);
     o->steps -= s < 0 ? 1 : 0;
     return s;
 }

@@ -68,7 +68,6 @@ static dtr_status check_module(const dtr_ddp *ddp) {
                        : ddp->hook != NULL                          ? "a communication hook"
                        : ddp->reducer->step.fn != NULL              ? "step callbacks"
                        : ddp->reducer->join.begun                   ? "a join"
-                       : dtr__ddp_on_device(ddp)                    ? "parameters on a CUDA device"
                        : ddp->reducer->delayed.trigger != DTR__NONE ? "delayed parameters"
                        : ddp->reducer->delayed.n > 0                ? "delayed parameters"
                                                                     : NULL;
@@ -109,12 +108,28 @@ static dtr_status make_bucket(dtr_zero *z, size_t b) {
     if (dtr_dtype_size(zb->dtype) > size) {
         const dtr_device cpu = { DTR_CPU, 0 };
         int64_t count = (int64_t)(zb->slice * (size_t)ddp->size);
-        if (dtr_tensor_empty(ddp->world, zb->dtype, cpu, DTR_MEM_SHARED, 1, &count, &zb->memory) <
-            0) {
+        bool plain;
+        if (dtr__ddp_on_device(ddp)) {
+            DTR_TRY(
+                ddp->mover->make(ddp->world, ddp->device, zb->dtype, count, &zb->memory, &plain));
+        } else if (dtr_tensor_empty(ddp->world, zb->dtype, cpu, DTR_MEM_SHARED, 1, &count,
+                                    &zb->memory) < 0) {
             DTR_TRY(dtr_tensor_empty(ddp->world, zb->dtype, cpu, DTR_MEM_DEFAULT, 1, &count,
                                      &zb->memory));
         }
         zb->data = zb->memory->data;
+    }
+    return DTR_OK;
+}
+
+static dtr_status make_on_device(dtr_zero *z, size_t nbytes) {
+    const dtr_ddp *ddp = z->ddp;
+    char **data[2] = { &z->param, &z->grad };
+    bool plain;
+    for (int k = 0; k < 2; k++) {
+        DTR_TRY(ddp->mover->make(ddp->world, ddp->device, DTR_U8, (int64_t)nbytes + 1,
+                                 &z->slices[k], &plain));
+        *data[k] = z->slices[k]->data;
     }
     return DTR_OK;
 }
@@ -140,6 +155,9 @@ static dtr_status fill(dtr_zero *z, const dtr_zero_options *given) {
         size_t nbytes = z->buckets[b].slice * dtr_dtype_size(z->buckets[b].dtype);
         longest = nbytes > longest ? nbytes : longest;
     }
+    if (dtr__ddp_on_device(ddp)) {
+        return make_on_device(z, longest);
+    }
     z->param = malloc(longest + 1);
     z->grad = malloc(longest + 1);
     DTR_REQUIRE(z->param != NULL && z->grad != NULL, NULL, DTR_ERR_NOMEM,
@@ -152,8 +170,12 @@ static void drop_memory(dtr_zero *z) {
         dtr_tensor_release(z->buckets[b].memory);
         z->buckets[b].memory = NULL;
     }
-    free(z->param);
-    free(z->grad);
+    for (int k = 0; k < 2; k++) {
+        dtr_tensor_release(z->slices[k]);
+    }
+    free(z->slices[0] == NULL ? z->param : NULL);
+    free(z->slices[1] == NULL ? z->grad : NULL);
+    z->slices[0] = z->slices[1] = NULL;
     z->param = z->grad = NULL;
 }
 
@@ -194,7 +216,7 @@ static void install(dtr_zero *z) {
         size_t used = bucket->plan->nbytes, size = dtr_dtype_size(bucket->plan->dtype),
                all = z->buckets[b].slice * (size_t)ddp->size * size;
         if (all > used) {
-            memset(bucket->data + used, 0, all - used);
+            dtr__ddp_zero(ddp, bucket->data + used, all - used);
         }
     }
     z->rebuild_due = ddp->reducer->rebuild_due;

@@ -28,6 +28,7 @@ struct dtr_zero {
     dtr__zero_bucket *buckets;
     size_t count[DTR__ZERO_TYPES]; /* elements of the shard by type */
     char *param, *grad;            /* one slice each */
+    dtr_tensor *slices[2];         /* on a device: whose memory these are */
     uint64_t used;                 /* the iteration whose averages have been stepped with */
     bool rebuild_due;              /* the module's, before */
     pthread_mutex_t lock;
@@ -53,6 +54,25 @@ typedef struct dtr__zero_piece {
 } dtr__zero_piece;
 /* The next one at or behind slot *s of the bucket's plan, which moves on; false at the end. */
 bool dtr__zero_next(const dtr_zero *z, size_t b, int rank, size_t *s, dtr__zero_piece *piece);
+
+/* Where a step runs: on a device behind the stream of the newest backward_end. */
+static inline dtr__ddp_at dtr__zero_at(const dtr_ddp *ddp) {
+    return (dtr__ddp_at){ ddp->at.device, ddp->out.stream };
+}
+/* Copies of stretches for one bucket: made at once on the host, on a device together by
+ * dtr__zero_copies_end. */
+typedef struct dtr__zero_copies {
+    const dtr_ddp *ddp;
+    dtr__ddp_piece *pieces; /* the bucket's */
+    size_t n;
+} dtr__zero_copies;
+void dtr__zero_copy_to(dtr__zero_copies *c, const dtr_tensor *t, const dtr_tensor *slot,
+                       size_t from, size_t count, void *to);
+void dtr__zero_copy_from(dtr__zero_copies *c, const dtr_tensor *t, const dtr_tensor *slot,
+                         size_t from, size_t count, const void *memory);
+dtr_status dtr__zero_copies_end(const dtr__zero_copies *c);
+/* Zero memory of a step. */
+dtr_status dtr__zero_clear(const dtr_ddp *ddp, void *at, size_t nbytes);
 
 /* Elements of a tensor to packed memory, counted as they lie in `slot` of the same shape. */
 void dtr__zero_read(const dtr_tensor *t, const dtr_tensor *slot, size_t from, size_t count,
@@ -126,7 +146,7 @@ dtr_status dtr__zero_take_all(dtr_zero *z, bool drop);
 /* Bucket memory was overwritten: there are no gradients. */
 void dtr__zero_used_up(dtr_zero *z);
 /* Own slice of a bucket's parameters into packed memory, padding zero. */
-void dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to);
+dtr_status dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to);
 
 extern const dtr__ddp_strategy dtr__zero_strategy, dtr__zero_strategy_alone;
 

@@ -65,6 +65,7 @@ static dtr_status zero_gather(dtr_zero *z, const dtr_zero_state *st, dtr_tensor 
                               size_t n) {
     static const char entry[] = "dtr_zero_gather";
     DTR_TRY(dtr__zero_check(z, entry));
+    DTR_TRY(dtr__ddp_device_refuse(z->ddp, entry));
     DTR_TRY(dtr__zero_begin(z, entry));
     dtr_ddp *ddp = z->ddp;
     char *memory = NULL;
@@ -98,6 +99,7 @@ dtr_status dtr_zero_slice(dtr_zero *z, dtr_tensor *const *full, size_t n,
                           const dtr_zero_state *st) {
     static const char entry[] = "dtr_zero_slice";
     DTR_TRY(dtr__zero_check(z, entry));
+    DTR_TRY(dtr__ddp_device_refuse(z->ddp, entry));
     dtr_status s = check(z, entry, st, full, n);
     s = s == DTR_OK ? dtr__zero_check_writable(entry, st, 1) : s;
     if (s < 0) {

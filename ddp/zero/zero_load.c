@@ -387,6 +387,7 @@ dtr_status dtr__share_load(const dtr__share *sh, const char *entry, const char *
                            const dtr_optim_extra *extra, dtr__texts *metadata) {
     intake in = { .sh = sh, .states = states, .n_states = n };
     uint64_t found = 0;
+    DTR_TRY(dtr__ddp_device_refuse(sh->ddp, entry));
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {

@@ -341,6 +341,7 @@ dtr_status dtr__share_save(const dtr__share *sh, const char *entry, const char *
     call c = { .path = path, .states = states, .n = n, .step = step };
     uint64_t token = new_token();
     int files = 0;
+    DTR_TRY(dtr__ddp_device_refuse(sh->ddp, entry));
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {

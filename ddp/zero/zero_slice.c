@@ -92,15 +92,50 @@ void dtr__zero_write(const dtr_tensor *t, const dtr_tensor *slot, size_t from, s
     copy(t, slot, from, count, (char *)(uintptr_t)from_memory, false);
 }
 
-void dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to) {
+/* ---- copies of a step ---- */
+
+/* What lies on a device lies there as its slot does. */
+void dtr__zero_copy_to(dtr__zero_copies *c, const dtr_tensor *t, const dtr_tensor *slot,
+                       size_t from, size_t count, void *to) {
+    if (dtr__ddp_on_device(c->ddp)) {
+        c->pieces[c->n++] =
+            (dtr__ddp_piece){ to, dtr__zero_stretch(t, slot, from), count, t->dtype, t->dtype };
+    } else {
+        dtr__zero_read(t, slot, from, count, to);
+    }
+}
+
+void dtr__zero_copy_from(dtr__zero_copies *c, const dtr_tensor *t, const dtr_tensor *slot,
+                         size_t from, size_t count, const void *memory) {
+    if (dtr__ddp_on_device(c->ddp)) {
+        c->pieces[c->n++] =
+            (dtr__ddp_piece){ dtr__zero_stretch(t, slot, from), memory, count, t->dtype, t->dtype };
+    } else {
+        dtr__zero_write(t, slot, from, count, memory);
+    }
+}
+
+dtr_status dtr__zero_copies_end(const dtr__zero_copies *c) {
+    const dtr__ddp_at at = dtr__zero_at(c->ddp);
+    return c->n > 0 ? c->ddp->mover->move(c->pieces, c->n, 1, &at) : DTR_OK;
+}
+
+dtr_status dtr__zero_clear(const dtr_ddp *ddp, void *to, size_t nbytes) {
+    const dtr__ddp_at at = dtr__zero_at(ddp);
+    return ddp->mover->zero(to, nbytes, &at);
+}
+
+dtr_status dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to) {
     const dtr_ddp *ddp = z->ddp;
+    dtr__zero_copies c = { ddp, ddp->buckets[b].pieces, 0 };
     size_t size = dtr_dtype_size(z->buckets[b].dtype);
     dtr__zero_piece p;
-    memset(to, 0, z->buckets[b].slice * size);
+    DTR_TRY(dtr__zero_clear(ddp, to, z->buckets[b].slice * size));
     for (size_t s = 0; dtr__zero_next(z, b, ddp->rank, &s, &p);) {
         const dtr__ddp_param *param = &ddp->params[p.param];
-        dtr__zero_read(param->value, param->slot, p.from, p.count, (char *)to + p.at * size);
+        dtr__zero_copy_to(&c, param->value, param->slot, p.from, p.count, (char *)to + p.at * size);
     }
+    return dtr__zero_copies_end(&c);
 }
 
 /* ---- gradients ---- */

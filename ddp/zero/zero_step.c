@@ -21,11 +21,12 @@ static dtr_status launch(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         .op = dtr__ddp_op(ddp),
         .divisor = ddp->it.divisor,
         .root = -1,
-        .in = dtr_cpu(b->data, slice * (size_t)ddp->size, b->plan->dtype),
-        .out = dtr_cpu(b->data + slice * (size_t)ddp->rank * size, slice, b->plan->dtype),
-        .finish = &b->finish,
+        .in = { b->data, slice * (size_t)ddp->size, b->plan->dtype, ddp->device },
+        .out = { b->data + slice * (size_t)ddp->rank * size, slice, b->plan->dtype, ddp->device },
+        .finish = dtr__ddp_on_device(ddp) ? NULL : &b->finish,
     };
     b->launched_ns = dtr__now_ns();
+    dtr__ddp_timing_ready(ddp, b->index);
     return dtr__ddp_issue(ddp, &r, b->label, b->index, &b->work);
 }
 
@@ -65,15 +66,17 @@ dtr_status dtr__zero_gather(dtr_zero *z, size_t b) {
     if (ddp->size == 1) {
         return DTR_OK;
     }
+    DTR_TRY(dtr__ddp_device_follow(ddp, ddp->out.stream));
     size_t nbytes = zb->slice * dtr_dtype_size(zb->dtype);
     dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
     o.timeout_s = z->o.timeout_s > 0 ? z->o.timeout_s : ddp->set.timeout_s;
     o.label = ddp->buckets[b].label;
+    o.stream = ddp->at.stream;
     dtr__request r = {
         .kind = DTR__K_ALLGATHER,
         .root = -1,
-        .in = dtr_cpu(zb->data + nbytes * (size_t)ddp->rank, zb->slice, zb->dtype),
-        .out = dtr_cpu(zb->data, zb->slice * (size_t)ddp->size, zb->dtype),
+        .in = { zb->data + nbytes * (size_t)ddp->rank, zb->slice, zb->dtype, ddp->device },
+        .out = { zb->data, zb->slice * (size_t)ddp->size, zb->dtype, ddp->device },
         .options = &o,
         .return_address = __builtin_return_address(0),
         .tag_word = dtr__ddp_tag(ddp, DTR__PART_ZERO),
@@ -81,28 +84,34 @@ dtr_status dtr__zero_gather(dtr_zero *z, size_t b) {
     return dtr__coll_issue(ddp->group, &r, &zb->work);
 }
 
-static void write_values(dtr_zero *z, size_t b) {
+/* On a device buckets are filled again behind that. */
+static dtr_status write_values(dtr_zero *z, size_t b) {
+    dtr_ddp *ddp = z->ddp;
+    dtr__zero_copies c = { ddp, ddp->buckets[b].pieces, 0 };
     const dtr_plan_bucket *plan = z->ddp->buckets[b].plan;
     const dtr__zero_bucket *zb = &z->buckets[b];
     size_t size = dtr_dtype_size(plan->dtype), to = dtr_dtype_size(zb->dtype);
     for (size_t k = 0; k < plan->n_slots; k++) {
         const dtr__ddp_param *p = &z->ddp->params[plan->slots[k].param];
-        dtr__zero_write(p->value, p->slot, 0, p->value->numel,
-                        zb->data + plan->slots[k].offset / size * to);
+        dtr__zero_copy_from(&c, p->value, p->slot, 0, p->value->numel,
+                            zb->data + plan->slots[k].offset / size * to);
     }
+    DTR_TRY(dtr__zero_copies_end(&c));
+    return dtr__ddp_device_follow(ddp, ddp->out.stream);
 }
 
 dtr_status dtr__zero_take(dtr_zero *z, size_t b, bool drop) {
     dtr__zero_bucket *zb = &z->buckets[b];
     dtr_status s = DTR_OK;
     if (zb->work != NULL) {
-        s = dtr_work_wait(zb->work, -1);
+        s = dtr__ddp_on_device(z->ddp) ? dtr_work_wait_stream(zb->work, z->ddp->out.stream)
+                                       : dtr_work_wait(zb->work, -1);
         (void)dtr_work_release(zb->work);
         zb->work = NULL;
     }
     if (zb->pending) {
         if (s == DTR_OK && !drop) {
-            write_values(z, b);
+            s = write_values(z, b);
         }
         zb->pending = false;
         atomic_fetch_sub(&z->n_pending, 1);
@@ -168,52 +177,59 @@ static bool lie_in_bucket(const dtr_zero *z, size_t b) {
 
 /* The average of this rank's slice in the parameters' type. It is read from the gradients that the
  * program sees, so what it has changed in them since the end of backward takes effect. */
-static char *slice_gradient(dtr_zero *z, size_t b) {
+static dtr_status slice_gradient(dtr_zero *z, size_t b, char **gradient) {
     const dtr_ddp *ddp = z->ddp;
+    dtr__zero_copies c = { ddp, ddp->buckets[b].pieces, 0 };
     const dtr__zero_bucket *zb = &z->buckets[b];
     size_t size = dtr_dtype_size(zb->dtype);
     bool inside = lie_in_bucket(z, b);
     char *to = inside ? ddp->buckets[b].data + zb->slice * (size_t)ddp->rank * size : z->grad;
     dtr__zero_piece piece;
+    *gradient = to;
     if (!inside) {
-        memset(to, 0, zb->slice * size);
+        DTR_TRY(dtr__zero_clear(ddp, to, zb->slice * size));
     }
     for (size_t s = 0; dtr__zero_next(z, b, ddp->rank, &s, &piece);) {
         const dtr__ddp_param *p = &ddp->params[piece.param];
         const dtr_tensor *grad = dtr__ddp_final_grad(p);
         if (!dtr__zero_is_stepped(ddp, piece.param)) { /* a gradient of nobody */
-            memset(to + piece.at * size, 0, piece.count * size);
+            DTR_TRY(dtr__zero_clear(ddp, to + piece.at * size, piece.count * size));
         } else if (!inside && grad != NULL) {
-            dtr__zero_read(grad, p->slot, piece.from, piece.count, to + piece.at * size);
+            dtr__zero_copy_to(&c, grad, p->slot, piece.from, piece.count, to + piece.at * size);
         }
     }
-    return to;
+    return dtr__zero_copies_end(&c);
 }
 
 /* New parameters into their place for gathering; what the update left in the padding is not. */
-static void publish(dtr_zero *z, size_t b) {
+static dtr_status publish(dtr_zero *z, size_t b) {
     const dtr__zero_bucket *zb = &z->buckets[b];
+    const dtr__ddp_at at = dtr__zero_at(z->ddp);
+    dtr__ddp_piece *pieces = z->ddp->buckets[b].pieces;
+    size_t n = 0;
     size_t size = dtr_dtype_size(zb->dtype);
     char *to = zb->data + zb->slice * (size_t)z->ddp->rank * size;
     dtr__zero_piece p;
-    memset(to, 0, zb->slice * size);
+    DTR_TRY(dtr__zero_clear(z->ddp, to, zb->slice * size));
     for (size_t s = 0; dtr__zero_next(z, b, z->ddp->rank, &s, &p);) {
-        memcpy(to + p.at * size, z->param + p.at * size, p.count * size);
+        pieces[n++] = (dtr__ddp_piece){ to + p.at * size, z->param + p.at * size, p.count,
+                                        zb->dtype, zb->dtype };
     }
+    return n > 0 ? z->ddp->mover->move(pieces, n, 1, &at) : DTR_OK;
 }
 
 static dtr_status update(dtr_zero *z, size_t b, dtr_zero_update fn, void *state) {
     const dtr__zero_bucket *zb = &z->buckets[b];
+    const dtr_device device = z->ddp->device;
+    char *grad = NULL;
     if (zb->slice == 0) {
         return DTR_OK;
     }
-    dtr__zero_read_slice(z, b, z->param);
-    dtr_status s = fn(state, zb->first, dtr_cpu(z->param, zb->slice, zb->dtype),
-                      dtr_cpu(slice_gradient(z, b), zb->slice, zb->dtype));
-    if (s >= 0) {
-        publish(z, b);
-    }
-    return s;
+    DTR_TRY(dtr__zero_read_slice(z, b, z->param));
+    DTR_TRY(slice_gradient(z, b, &grad));
+    dtr_status s = fn(state, zb->first, (dtr_buffer){ z->param, zb->slice, zb->dtype, device },
+                      (dtr_buffer){ grad, zb->slice, zb->dtype, device });
+    return s >= 0 ? publish(z, b) : s;
 }
 
 void dtr__zero_used_up(dtr_zero *z) {

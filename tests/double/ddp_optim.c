@@ -56,7 +56,7 @@ static void close_both(both *b) {
         TH_IS(dtr_optim_destroy(b->optim[side]), DTR_OK);
         TH_IS(dtr_zero_destroy(b->zero[side]), DTR_OK);
         for (int i = 0; i < PARAMS; i++) {
-            dtr_tensor_release(b->shaped[side][i]);
+            dtr_tensor_release(b->shaped[side][i]); /* NULL in sharded_with */
         }
     }
     pair_close(&b->p);
@@ -288,6 +288,88 @@ START_TEST(REFUSED_layouts) {
 }
 END_TEST
 
+/* ---- sharded ---- */
+
+START_TEST(SHARDED_rules) {
+    compare_all(true);
+}
+END_TEST
+
+START_TEST(SHARDED_clipping_and_scales) {
+    dtr_optim_options o = rule(DTR_OPTIM_ADAMW, 0, 0.1, false);
+    o.max_norm = 1.5;
+    compare(&o, DTR_F32, true);
+    compare(&o, DTR_BF16, true);
+    left_out(true);
+    scaled(DTR_F32, true);
+    scaled(DTR_F16, true);
+}
+END_TEST
+
+/* Averages of another type than the parameters', in buckets and in memory of their own; gradients
+ * that lie in their buckets; steps whose parameters are waited for one by one. */
+static void sharded_with(const dtr_ddp_options *given, uint32_t flags) {
+    dtr_optim_options rule_ = rule(DTR_OPTIM_ADAM, 0, 0.1, false);
+    dtr_ddp_options o = *given;
+    dtr_zero_options zo = DTR_ZERO_OPTIONS_INIT;
+    both b = { .p = { .step = 0 } };
+    zo.flags = flags;
+    pair_open(&b.p, &o, DTR_F32);
+    for (int side = 0; side < 2; side++) {
+        TH_IS(dtr_zero_create(b.p.ddp[side], &zo, &b.zero[side]), DTR_OK);
+        TH_IS(dtr_optim_create(b.p.ddp[side], b.zero[side], &rule_, &b.optim[side]), DTR_OK);
+    }
+    for (int step = 0; step < 5; step++) {
+        for (int side = 0; side < 2; side++) {
+            TH_IS(dtr_ddp_forward_begin(b.p.ddp[side]), DTR_OK);
+            TH_IS(dtr_ddp_forward_end(b.p.ddp[side], NULL, 0), DTR_OK);
+            backward(&b, side, false);
+            TH_IS(dtr_optim_step(b.optim[side]), DTR_OK);
+            for (size_t i = 0; i < PARAMS && flags != 0; i++) {
+                TH_IS(dtr_zero_wait(b.zero[side], i), DTR_OK);
+            }
+        }
+        same_values(&b);
+        same_state(&b);
+        b.p.step++;
+    }
+    close_both(&b);
+}
+
+START_TEST(SHARDED_ways) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    sharded_with(&o, DTR_ZERO_OVERLAP);
+    o.grad_as_bucket_view = true;
+    sharded_with(&o, 0);
+    o.grad_as_bucket_view = false;
+    o.has_reduce_dtype = true;
+    o.reduce_dtype = DTR_BF16;
+    sharded_with(&o, DTR_ZERO_OVERLAP);
+    o.has_reduce_dtype = false;
+    o.has_param_dtype = true;
+    o.param_dtype = DTR_F16;
+    sharded_with(&o, 0);
+}
+END_TEST
+
+/* A step queues work and waits for the device only where NCCL does not serve. */
+START_TEST(SHARDED_without_waiting) {
+    dtr_optim_options o = rule(DTR_OPTIM_ADAMW, 0, 0.1, false);
+    both b;
+    open_both(&b, DTR_F32, &o, true);
+    for (int step = 0; step < 4; step++) {
+        backward(&b, DEVICE, false);
+        dtr_fake_cuda_log_start();
+        TH_IS(dtr_optim_step(b.optim[DEVICE]), DTR_OK);
+        TH_CHECK(dtr_fake_cuda_log_count("Synchronize") == 0 || staged(), "%s",
+                 dtr_fake_cuda_log_text());
+        TH_CHECK(step == 0 || dtr_fake_cuda_log_count("cudaMalloc") == 0, "%s",
+                 dtr_fake_cuda_log_text());
+    }
+    close_both(&b);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *whole = th_case(s, "whole", 110);
     th_add(whole, RULES_whole, 1, 0);
@@ -296,6 +378,11 @@ static void make(Suite *s) {
     th_add(whole, SCALED_steps, 1, 0);
     th_add(whole, MASTER_follows, 1, 0);
     th_add(whole, REFUSED_layouts, 1, 0);
+    TCase *sharded = th_case(s, "sharded", 110);
+    th_add(sharded, SHARDED_rules, 1, 0);
+    th_add(sharded, SHARDED_clipping_and_scales, 1, 0);
+    th_add(sharded, SHARDED_ways, 1, 0);
+    th_add(sharded, SHARDED_without_waiting, 1, 0);
 }
 
 int main(int argc, char **argv) {

@@ -45,7 +45,7 @@ DTR_BEGIN_SITED
  * frozen: before the first iteration no rebuild follows. Takes scratch memory of one slice.
  *  @collective all members of the module's group
  *  @blocking until all have entered
- *  @gpu parameters in host memory only
+ *  @gpu scratch memory and slices are on the parameters' device; the host waits for it
  *  @errors agreed: DTR_ERR_ARG (options), DTR_ERR_MISMATCH (options differ),
  * DTR_ERR_UNSUPPORTED (find_unused, DTR_DDP_PER_PARAM, a hook, step callbacks, a join; parameters
  * of several types in one bucket), DTR_ERR_STATE (sharded already), DTR_ERR_NOMEM there and
@@ -57,7 +57,8 @@ DTR_END_SITED
 
 /** Update one slice: `param` and `grad` have the same count and the parameters' type, padding
  * between parameters is zero, and `first` is the slice's first element in the shard of that type,
- * where its optimizer state lies. Called on the thread that called dtr_zero_step. */
+ * where its optimizer state lies. Called on the thread that called dtr_zero_step. On a device both
+ * are there, and what it queues goes to the stream of the newest dtr_ddp_backward_end. */
 typedef dtr_status (*dtr_zero_update)(void *state, size_t first, dtr_buffer param, dtr_buffer grad);
 
 DTR_BEGIN_SITED
@@ -67,8 +68,9 @@ DTR_BEGIN_SITED
  * contents are unspecified and they count as undefined.
  *  @collective all members, after a dtr_ddp_backward_end with sync
  *  @blocking until the parameters are here; with DTR_ZERO_OVERLAP until fn has succeeded
- *              everywhere
- *  @gpu host memory only
+ *              everywhere; not until a device has done it
+ *  @gpu queued behind the stream of the newest dtr_ddp_backward_end, where fn queues its work too
+ * and the parameters arrive
  *  @errors agreed: the status of fn, naming the rank, and no parameter has changed anywhere
  * (what fn did to its own state has happened). Local: DTR_ERR_ARG, DTR_ERR_STATE (no averages to
  * step with: before dtr_ddp_backward_end, a second time, after an iteration without sync, or the
@@ -83,7 +85,7 @@ DTR_END_SITED
  * before the backward pass begins.
  *  @collective no; any thread
  *  @blocking until the bucket of parameter i is here
- *  @gpu host memory only
+ *  @gpu the stream of the newest dtr_ddp_backward_end waits for it, not the host
  *  @errors DTR_ERR_ARG (handle, index), DTR_ERR_STATE (the module is gone); those of the group,
  * which end the module
  *  @since 0.1 */
@@ -113,7 +115,7 @@ DTR_BEGIN_SITED
  *  @collective all members, between iterations, with the same path, step and states; one file
  * system
  *  @blocking until all files are on disk
- *  @gpu no
+ *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors agreed: DTR_ERR_ARG, DTR_ERR_SHAPE, DTR_ERR_DTYPE (a state), DTR_ERR_MISMATCH
  * (arguments differ), DTR_ERR_IO (naming rank and file; nothing new is left behind unless a rank
  * was lost), DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere, DTR_ERR_UNSUPPORTED (built without
@@ -127,7 +129,7 @@ DTR_API dtr_status dtr_zero_save(dtr_zero *zero, const char *path, const dtr_zer
  * checkpoint that are not asked for are left out. `step` may be NULL.
  *  @collective all members, between iterations; every rank reads
  *  @blocking until the parameters are here
- *  @gpu no
+ *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors agreed: as dtr_zero_save; DTR_ERR_IO (naming a file that is missing, cut or
  * damaged), DTR_ERR_MISMATCH (a file of another checkpoint; a parameter or state of another type or
  * shape, or not there)
@@ -139,7 +141,7 @@ DTR_API dtr_status dtr_zero_load(dtr_zero *zero, const char *path, const dtr_zer
  * are NULL, and parameters of other types than state->param_dtype, are left alone. A portable form
  * for files of one's own.
  *  @collective all members, between iterations
- *  @blocking until gathered  @gpu no
+ *  @blocking until gathered  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors agreed: DTR_ERR_ARG (NULL, n is not the number of parameters), DTR_ERR_SHAPE,
  * DTR_ERR_DTYPE, DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere. Local: DTR_ERR_STATE
  *  @since 0.1 */
@@ -149,7 +151,7 @@ DTR_API dtr_status dtr_zero_gather(dtr_zero *zero, const dtr_zero_state *state,
 DTR_END_SITED
 
 /** The reverse of dtr_zero_gather: take this rank's elements out of whole tensors.
- *  @collective no  @blocking no  @gpu no
+ *  @collective no  @blocking no  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
  *  @errors as dtr_zero_gather, local  @since 0.1 */
 DTR_API dtr_status dtr_zero_slice(dtr_zero *zero, dtr_tensor *const *full, size_t n,
                                   const dtr_zero_state *state);
