@@ -1,4 +1,6 @@
 /* Checkpoints of an optimizer: which of its arrays are in them. */
+#include <stdlib.h>
+
 #include "core/call_site.h"
 #include "optim_internal.h"
 
@@ -15,12 +17,52 @@ static dtr_status share_of(dtr_optim *o, const char *entry, size_t *count, dtr__
     return DTR_OK;
 }
 
+/* ---- state on a device, through host memory ---- */
+
+typedef dtr_zero_state arrays[DTR__OPTIM_ARRAYS * 4];
+
+static void drop_copies(const dtr_optim *o, const dtr_zero_state *here) {
+    for (size_t k = 0; k < o->n_states && here[k].data.data != o->states[k].data.data; k++) {
+        free(here[k].data.data);
+    }
+}
+
+/* The same arrays in host memory, theirs where they are there already. */
+static dtr_status make_copies(const dtr_optim *o, dtr_zero_state *here) {
+    memcpy(here, o->states, sizeof o->states);
+    for (size_t k = 0; k < o->n_states && dtr__ddp_on_device(o->ddp); k++) {
+        const dtr_buffer *b = &o->states[k].data;
+        void *copy = calloc(b->count + 1, dtr_dtype_size(b->dtype)); /* padding is zero */
+        if (copy == NULL) {
+            drop_copies(o, here);
+            return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for a copy of an optimizer's state");
+        }
+        here[k].data = dtr_cpu(copy, b->count, b->dtype);
+    }
+    return DTR_OK;
+}
+
+static dtr_status move_copies(const dtr_optim *o, const dtr_zero_state *here, bool fetch) {
+    for (size_t k = 0; k < o->n_states && dtr__ddp_on_device(o->ddp); k++) {
+        const dtr_buffer *a = &here[k].data, *b = &o->states[k].data;
+        const size_t nbytes = b->count * dtr_dtype_size(b->dtype);
+        DTR_TRY(fetch ? dtr__zero_fetch(o->ddp, a->data, b->data, nbytes)
+                      : dtr__zero_store(o->ddp, b->data, a->data, nbytes));
+    }
+    return DTR_OK;
+}
+
 static dtr_status save(dtr_optim *o, const char *entry, const char *path,
                        const dtr_optim_extra *extra) {
     size_t count[DTR__ZERO_TYPES];
     dtr__share sh;
     DTR_TRY(share_of(o, entry, count, &sh));
-    return dtr__share_save(&sh, entry, path, o->states, o->n_states, o->steps, extra);
+    arrays here;
+    DTR_TRY(make_copies(o, here));
+    dtr_status s = move_copies(o, here, true);
+    s = s == DTR_OK ? dtr__share_save(&sh, entry, path, here, o->n_states, o->steps, extra) : s;
+    drop_copies(o, here);
+    return s;
 }
 
 static dtr_status load(dtr_optim *o, const char *entry, const char *path,
@@ -28,8 +70,13 @@ static dtr_status load(dtr_optim *o, const char *entry, const char *path,
     size_t count[DTR__ZERO_TYPES];
     dtr__share sh;
     DTR_TRY(share_of(o, entry, count, &sh));
-    return dtr__share_load(&sh, entry, path, o->states, o->n_states, &o->steps, extra,
-                           &o->metadata);
+    arrays here;
+    DTR_TRY(make_copies(o, here));
+    dtr_status s =
+        dtr__share_load(&sh, entry, path, here, o->n_states, &o->steps, extra, &o->metadata);
+    s = s == DTR_OK ? move_copies(o, here, false) : s;
+    drop_copies(o, here);
+    return s;
 }
 
 dtr_status dtr_optim_save(dtr_optim *o, const char *path) {

@@ -74,6 +74,11 @@ dtr_status dtr__zero_copies_end(const dtr__zero_copies *c);
 /* Zero memory of a step. */
 dtr_status dtr__zero_clear(const dtr_ddp *ddp, void *at, size_t nbytes);
 
+/* Bytes of the module's device to host memory and back, behind the stream of the newest
+ * backward_end; the host waits. */
+dtr_status dtr__zero_fetch(const dtr_ddp *ddp, void *to, const void *from, size_t nbytes);
+dtr_status dtr__zero_store(const dtr_ddp *ddp, void *to, const void *from, size_t nbytes);
+
 /* Elements of a tensor to packed memory, counted as they lie in `slot` of the same shape. */
 void dtr__zero_read(const dtr_tensor *t, const dtr_tensor *slot, size_t from, size_t count,
                     void *to);

@@ -331,12 +331,36 @@ static dtr_status commit_whole(const intake *in) {
     dtr_ddp *ddp = in->sh->ddp;
     for (size_t i = 0; i < ddp->n; i++) {
         dtr__zero_piece p;
-        if (dtr__share_piece(in->sh, i, &p)) {
-            dtr__zero_write(ddp->params[i].value, in->order[i].files, 0, p.count,
-                            in->memory[0] + in->value_at[i]);
+        dtr_tensor *value = ddp->params[i].value;
+        const char *from = in->memory[0] + in->value_at[i];
+        if (!dtr__share_piece(in->sh, i, &p)) {
+            p.count = 0;
+        } else if (dtr__ddp_on_device(ddp)) {
+            DTR_TRY(
+                dtr__zero_store(ddp, value->data, from, p.count * dtr_dtype_size(value->dtype)));
+        } else {
+            dtr__zero_write(value, in->order[i].files, 0, p.count, from);
         }
         if (dtr__share_has(in->sh, i)) {
             atomic_store(&ddp->params[i].defined, false);
+        }
+    }
+    return DTR_OK;
+}
+
+/* This rank's slice of a bucket into its place for gathering. */
+static dtr_status commit_slice(const intake *in, size_t b) {
+    const dtr_zero *z = in->sh->zero;
+    const size_t size = dtr_dtype_size(z->buckets[b].dtype);
+    char *to = z->buckets[b].data + z->buckets[b].slice * size * (size_t)z->ddp->rank;
+    dtr__zero_piece p;
+    DTR_TRY(dtr__zero_clear(z->ddp, to, z->buckets[b].slice * size));
+    for (size_t k = 0; dtr__zero_next(z, b, z->ddp->rank, &k, &p);) {
+        const char *from = in->memory[0] + in->value_at[p.param];
+        if (dtr__ddp_on_device(z->ddp)) {
+            DTR_TRY(dtr__zero_store(z->ddp, to + p.at * size, from, p.count * size));
+        } else {
+            memcpy(to + p.at * size, from, p.count * size);
         }
     }
     return DTR_OK;
@@ -346,14 +370,8 @@ static dtr_status commit_slices(const intake *in) {
     dtr_zero *z = in->sh->zero;
     dtr_status s = DTR_OK;
     for (size_t b = 0; b < z->n_buckets && s == DTR_OK; b++) {
-        const size_t size = dtr_dtype_size(z->buckets[b].dtype);
-        char *to = z->buckets[b].data + z->buckets[b].slice * size * (size_t)z->ddp->rank;
-        dtr__zero_piece p;
-        memset(to, 0, z->buckets[b].slice * size);
-        for (size_t k = 0; dtr__zero_next(z, b, z->ddp->rank, &k, &p);) {
-            memcpy(to + p.at * size, in->memory[0] + in->value_at[p.param], p.count * size);
-        }
-        s = dtr__zero_gather(z, b);
+        s = commit_slice(in, b);
+        s = s == DTR_OK ? dtr__zero_gather(z, b) : s;
     }
     dtr_status last = dtr__zero_take_all(z, s < 0);
     dtr__zero_used_up(z);
@@ -387,7 +405,6 @@ dtr_status dtr__share_load(const dtr__share *sh, const char *entry, const char *
                            const dtr_optim_extra *extra, dtr__texts *metadata) {
     intake in = { .sh = sh, .states = states, .n_states = n };
     uint64_t found = 0;
-    DTR_TRY(dtr__ddp_device_refuse(sh->ddp, entry));
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {

@@ -83,7 +83,13 @@ static dtr_status add_param(shard *f, const dtr__share *sh, const dtr__zero_piec
                             const dtr_zero_state *states, size_t n) {
     const dtr__ddp_param *param = &sh->ddp->params[p->param];
     const dtr_dtype dtype = param->value->dtype;
-    dtr__zero_read(param->value, order->files, p->from, p->count, *memory);
+    if (dtr__ddp_on_device(sh->ddp)) { /* where values lie as files have them */
+        const size_t size = dtr_dtype_size(dtype);
+        DTR_TRY(dtr__zero_fetch(sh->ddp, *memory, param->value->data + p->from * size,
+                                p->count * size));
+    } else {
+        dtr__zero_read(param->value, order->files, p->from, p->count, *memory);
+    }
     DTR_TRY(add_stretch(f, DTR__ZERO_VALUES, param->name, p, *memory, dtype));
     *memory += p->count * dtr_dtype_size(dtype);
     for (size_t k = 0; k < n; k++) {
@@ -341,7 +347,6 @@ dtr_status dtr__share_save(const dtr__share *sh, const char *entry, const char *
     call c = { .path = path, .states = states, .n = n, .step = step };
     uint64_t token = new_token();
     int files = 0;
-    DTR_TRY(dtr__ddp_device_refuse(sh->ddp, entry));
     DTR_TRY(dtr__ddp_occupy(sh->ddp, entry, "call it between iterations"));
     dtr_status s = sh->zero != NULL ? dtr__zero_take_all(sh->zero, false) : DTR_OK;
     if (s == DTR_OK) {

@@ -138,6 +138,25 @@ dtr_status dtr__zero_read_slice(const dtr_zero *z, size_t b, void *to) {
     return dtr__zero_copies_end(&c);
 }
 
+static dtr_status copy_and_wait(const dtr_ddp *ddp, void *to, const void *from, size_t nbytes,
+                                dtr__copy_kind kind) {
+    const dtr__ddp_gpu *g = ddp->gpu;
+    if (nbytes == 0) {
+        return DTR_OK;
+    }
+    DTR_CUDA_TRY(g->ops->copy(g->index, to, from, nbytes, kind, ddp->out.stream), DTR_ERR_CUDA);
+    DTR_CUDA_TRY(g->ops->stream_synchronize(g->index, ddp->out.stream), DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
+dtr_status dtr__zero_fetch(const dtr_ddp *ddp, void *to, const void *from, size_t nbytes) {
+    return copy_and_wait(ddp, to, from, nbytes, DTR__COPY_TO_HOST);
+}
+
+dtr_status dtr__zero_store(const dtr_ddp *ddp, void *to, const void *from, size_t nbytes) {
+    return copy_and_wait(ddp, to, from, nbytes, DTR__COPY_TO_DEVICE);
+}
+
 /* ---- gradients ---- */
 
 /* The averages of this rank's slice go back to the gradients where these lie elsewhere. */

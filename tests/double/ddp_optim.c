@@ -2,8 +2,10 @@
  * state is the same. The same program runs over nccl and over stage (DTR_TEST_STAGE=1). */
 #include <dtr/loss_scale.h>
 #include <dtr/optim.h>
+#include <glob.h>
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "ddp_pair.h"
 #include "fake_cuda.h"
@@ -370,6 +372,66 @@ START_TEST(SHARDED_without_waiting) {
 }
 END_TEST
 
+/* ---- checkpoints ---- */
+
+static void remove_files(void) {
+    char pattern[64];
+    glob_t found;
+    TH_AGREE();
+    snprintf(pattern, sizeof pattern, "double_ddp_optim.np%d%s.*", th_size(),
+             staged() ? "-stage" : "");
+    if (th_rank() == 0 && glob(pattern, 0, NULL, &found) == 0) {
+        for (size_t k = 0; k < found.gl_pathc; k++) {
+            (void)unlink(found.gl_pathv[k]);
+        }
+        globfree(&found);
+    }
+}
+
+/* What one side has saved the other goes on from, and the other way round. */
+static void check_files(dtr_dtype type, bool sharded) {
+    dtr_optim_options o = rule(DTR_OPTIM_ADAMW, 0, 0.1, false);
+    char path[2][64];
+    both b;
+    open_both(&b, type, &o, sharded);
+    for (int side = 0; side < 2; side++) {
+        snprintf(path[side], sizeof path[side], "double_ddp_optim.np%d%s.%d.json", th_size(),
+                 staged() ? "-stage" : "", side); /* another run may be beside it */
+    }
+    for (int step = 0; step < 4; step++) {
+        for (int side = 0; side < 2; side++) {
+            backward(&b, side, false);
+            TH_IS(dtr_optim_step(b.optim[side]), DTR_OK);
+            if (step == 1) {
+                TH_IS(dtr_optim_save(b.optim[side], path[side]), DTR_OK);
+            }
+        }
+        b.p.step++;
+    }
+    for (int side = 0; side < 2; side++) {
+        TH_IS(dtr_optim_load(b.optim[side], path[1 - side]), DTR_OK);
+        TH_CHECK(dtr_optim_steps(b.optim[side]) == 2, "steps");
+    }
+    same_values(&b);
+    same_state(&b);
+    for (int side = 0; side < 2; side++) {
+        backward(&b, side, false);
+        TH_IS(dtr_optim_step(b.optim[side]), DTR_OK);
+    }
+    same_values(&b);
+    same_state(&b);
+    remove_files();
+    close_both(&b);
+}
+
+START_TEST(CHECKPOINTS_of_either_side) {
+    check_files(DTR_F32, false);
+    check_files(DTR_BF16, false);
+    check_files(DTR_F32, true);
+    check_files(DTR_BF16, true);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *whole = th_case(s, "whole", 110);
     th_add(whole, RULES_whole, 1, 0);
@@ -383,6 +445,8 @@ static void make(Suite *s) {
     th_add(sharded, SHARDED_clipping_and_scales, 1, 0);
     th_add(sharded, SHARDED_ways, 1, 0);
     th_add(sharded, SHARDED_without_waiting, 1, 0);
+    TCase *files = th_case(s, "files", 110);
+    th_add(files, CHECKPOINTS_of_either_side, 1, 0);
 }
 
 int main(int argc, char **argv) {

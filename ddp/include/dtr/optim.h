@@ -138,7 +138,7 @@ DTR_BEGIN_SITED
  * is there the old one stays whole. Frozen parameters are not written.
  *  @collective all members, between iterations, with the same path; one file system
  *  @blocking until all files are on disk
- *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @gpu through copies in host memory, behind the stream of the newest dtr_ddp_backward_end
  *  @errors those of dtr_zero_save; DTR_ERR_STATE (whole, of a module that is sharded by now)
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_save(dtr_optim *optim, const char *path);
@@ -148,7 +148,7 @@ DTR_API dtr_status dtr_optim_save(dtr_optim *optim, const char *path);
  * afterwards.
  *  @collective all members, between iterations, with the same path; every rank reads
  *  @blocking until the parameters are here
- *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @gpu through copies in host memory, behind the stream of the newest dtr_ddp_backward_end
  *  @errors those of dtr_zero_load; DTR_ERR_STATE (whole, of a module that is sharded by now)
  *  @since 0.1 */
 DTR_API dtr_status dtr_optim_load(dtr_optim *optim, const char *path);

@@ -115,7 +115,8 @@ DTR_BEGIN_SITED
  *  @collective all members, between iterations, with the same path, step and states; one file
  * system
  *  @blocking until all files are on disk
- *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @gpu parameters through host memory, behind the stream of the newest dtr_ddp_backward_end;
+ * states in host memory
  *  @errors agreed: DTR_ERR_ARG, DTR_ERR_SHAPE, DTR_ERR_DTYPE (a state), DTR_ERR_MISMATCH
  * (arguments differ), DTR_ERR_IO (naming rank and file; nothing new is left behind unless a rank
  * was lost), DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere, DTR_ERR_UNSUPPORTED (built without
@@ -129,7 +130,8 @@ DTR_API dtr_status dtr_zero_save(dtr_zero *zero, const char *path, const dtr_zer
  * checkpoint that are not asked for are left out. `step` may be NULL.
  *  @collective all members, between iterations; every rank reads
  *  @blocking until the parameters are here
- *  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @gpu parameters through host memory, behind the stream of the newest dtr_ddp_backward_end;
+ * states in host memory
  *  @errors agreed: as dtr_zero_save; DTR_ERR_IO (naming a file that is missing, cut or
  * damaged), DTR_ERR_MISMATCH (a file of another checkpoint; a parameter or state of another type or
  * shape, or not there)
