@@ -27,7 +27,8 @@ enum {
 
 struct dtr__fast_paths {
     uint64_t last_id;
-    uint64_t noted; /* id of the messages that have a record of their own last */
+    uint64_t noted;  /* id of the messages that have a record of their own last */
+    dtr_work *ready; /* works for messages that were something else; progress lock */
     dtr__fast_path of[ENTRIES];
 };
 
@@ -87,16 +88,25 @@ static bool same_arrays(const dtr_group *g, const dtr__fast_path *p, const dtr__
            dtr__work_reserve_counts(g->engine->spare, g->size);
 }
 
-static bool same_request(const dtr__fast_path *p, const dtr__request *r, bool async) {
+/* Of messages with a work, which have one buffer and no operator. */
+static bool same_message(const dtr__fast_path *p, const dtr__request *r) {
     const dtr__request *q = &p->asked;
-    return p->id != 0 && p->async == async && r->kind == q->kind && r->op == q->op &&
-           r->root == q->root && r->tag == q->tag && r->options == NULL && r->finish == NULL &&
+    return p->async && r->kind == q->kind && r->root == q->root && r->tag == q->tag &&
+           r->options == NULL && r->finish == NULL && r->tag_word == q->tag_word &&
+           same_shape(&r->in, &q->in) && dtr__call_site_is(&p->call, r->return_address) &&
+           (r->in.data != NULL || p->in_bytes == 0);
+}
+
+static bool same_request(const dtr__fast_path *p, const dtr__request *r) {
+    const dtr__request *q = &p->asked;
+    return p->id != 0 && !p->async && r->kind == q->kind && r->op == q->op && r->root == q->root &&
+           r->tag == q->tag && r->options == NULL && r->finish == NULL &&
            r->tag_word == q->tag_word && r->divisor == q->divisor && same_shape(&r->in, &q->in) &&
            same_shape(&r->out, &q->out) && dtr__call_site_is(&p->call, r->return_address) &&
            fine_pointers(p, r);
 }
 
-static bool is_open(const dtr_group *g) {
+static inline bool is_open(const dtr_group *g) {
     return atomic_load_explicit(&g->status, memory_order_acquire) == DTR_OK &&
            atomic_load_explicit(&g->aside, memory_order_relaxed) == 0 &&
            atomic_load_explicit(&g->calls.scope, memory_order_acquire) == NULL;
@@ -145,6 +155,10 @@ static void free_all(dtr_group *g) {
         free(g->calls.fast_paths->of[i].moves.parts);
         free(g->calls.fast_paths->of[i].counts);
         free(g->calls.fast_paths->of[i].batch);
+        dtr__works_free(g->calls.fast_paths->of[i].ready);
+    }
+    if (g->calls.fast_paths != NULL) {
+        dtr__works_free(g->calls.fast_paths->ready);
     }
     free(g->calls.fast_paths);
     g->calls.fast_paths = NULL;
@@ -214,11 +228,11 @@ typedef struct noted {
 } noted;
 
 /* Sends and receives in turn, which nothing would follow, do not begin runs. */
-static noted own_record(dtr_group *g, const dtr__fast_path *p) {
+static noted own_record(dtr_group *g, dtr__fast_path *p) {
     noted n = { 0, false };
     if (p->p2p && g->calls.fast_paths->noted != p->id) {
         g->calls.fast_paths->noted = p->id;
-        n.number = dtr__rec_begin(g->world, &p->record);
+        n.number = dtr__rec_begin_again(g->world, &p->record);
     } else {
         n.number = dtr__rec_run_begin(g->world, &g->calls.run, p->id, &p->record, p->call.n_batch);
     }
@@ -333,6 +347,16 @@ static uint64_t begin_again(dtr_group *g, dtr__fast_path *p, const dtr__request 
     return seq;
 }
 
+/* The same of a message with a work. */
+static uint64_t begin_message(dtr_group *g, dtr__fast_path *p, const dtr__request *r) {
+    dtr__call_site_drop();
+    p->call.in = p->call.out = p->in_bytes > 0 ? r->in.data : NULL;
+    p->record.p2p_seq = next(&g->count.p2p_seq);
+    p->record.op_id = next(&g->engine->issued);
+    dtr__progress_lock_numbered(g->engine->progress);
+    return p->record.p2p_seq;
+}
+
 static dtr__fast_path *entry_of(const dtr_group *g, const dtr__request *r) {
     return g->calls.fast_paths != NULL ? &g->calls.fast_paths->of[slot_of(r)] : NULL;
 }
@@ -345,7 +369,7 @@ bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status
     }
     dtr__fast_path *p = entry_of(g, r);
     const bool own_op = dtr__op_is_user(r->op);
-    if (p == NULL || !same_request(p, r, false) || !is_idle(g) || dtr__in_callback(g->world) ||
+    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
         (p->arrays && !same_arrays(g, p, r)) || (own_op && !dtr__user_op_take(r->op))) {
         dtr__progress_lock_release(g->engine->progress);
         return false;
@@ -398,8 +422,11 @@ static uint64_t note_message(const dtr_group *g, dtr__fast_path *p, bool over) {
     rec->t_issued = rec->t_started = now;
     rec->deadline = limit_ns > 0 ? now + limit_ns : 0;
     rec->t_finished = over && !counted ? now : 0;
-    rec->state = over && !counted ? DTR__REC_FINISHED : DTR__REC_STARTED;
-    const uint64_t number = dtr__rec_begin(g->world, rec);
+    const uint8_t state = over && !counted ? DTR__REC_FINISHED : DTR__REC_STARTED;
+    if (rec->state != state) { /* a byte just written would keep its word from being read */
+        rec->state = state;
+    }
+    const uint64_t number = dtr__rec_begin_again(g->world, rec);
     if (over && counted) {
         dtr__rec_finish(g->world, number, now);
     }
@@ -413,6 +440,42 @@ static void is_over(dtr_work *w) {
     atomic_store_explicit(&w->done, 1, memory_order_release);
 }
 
+/* Each goes back to the entry that described it last. */
+static void sort_idle(dtr_group *g) {
+    for (dtr_work *w = dtr__works_take_idle(g->engine), *next; w != NULL; w = next) {
+        dtr_work **list =
+            w->memory.like != NULL ? &w->memory.like->ready : &g->calls.fast_paths->ready;
+        next = w->next;
+        w->next = *list;
+        *list = w;
+    }
+}
+
+static dtr_work *take_work(dtr_group *g, dtr__fast_path *p) {
+    if (p->ready == NULL) {
+        sort_idle(g);
+    }
+    dtr_work **list = p->ready != NULL ? &p->ready : &g->calls.fast_paths->ready;
+    return dtr__work_take_from(g->engine, list);
+}
+
+/* What has ended well and was such a message before needs little. */
+static void describe(dtr_group *g, dtr__fast_path *p, dtr_work *w, bool over) {
+    p->call.timeout_s = atomic_load_explicit(&g->timeout_s, memory_order_relaxed);
+    if (w->memory.like != p || w->memory.like_id != p->id || w->status != DTR_OK) {
+        dtr__work_describe_again(w, g, &p->call, p->backend);
+        w->memory.like = p;
+        w->memory.like_id = p->id;
+    } else {
+        w->call.in = w->call.out = p->call.out;
+        w->call.issued_ns = p->call.issued_ns;
+        w->call.timeout_s = p->call.timeout_s;
+        if (!over) {
+            dtr__work_reopen(w);
+        }
+    }
+}
+
 bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
                           dtr_status *status) {
     if (!dtr__kind_is_p2p(r->kind) ||
@@ -420,20 +483,17 @@ bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
         return false;
     }
     dtr__fast_path *p = entry_of(g, r);
-    dtr_work *w = p != NULL && same_request(p, r, true) && all_have_begun(g)
-                      ? dtr__work_new_ready(g->engine)
-                      : NULL;
+    dtr_work *w = p != NULL && same_message(p, r) && all_have_begun(g) ? take_work(g, p) : NULL;
     if (w == NULL) {
         dtr__progress_lock_release(g->engine->progress);
         return false;
     }
     const dtr__backend *b = g->backends.table[p->backend];
     void *state = g->backends.state[p->backend];
-    const uint64_t seq = begin_again(g, p, r);
-    const int found = b->fast_path_message(g, state, &p->call);
+    const uint64_t seq = begin_message(g, p, r);
+    const int found = b->fast_path_message(g, state, p);
     p->call.issued_ns = dtr__stamp_ns();
-    p->call.timeout_s = atomic_load_explicit(&g->timeout_s, memory_order_relaxed);
-    dtr__work_describe_again(w, g, &p->call, p->backend);
+    describe(g, p, w, found > 0);
     w->seq = seq;
     w->issue = p->record.op_id;
     w->report.record = note_message(g, p, found > 0);

@@ -101,7 +101,7 @@ typedef struct dtr__backend {
                              struct dtr__moves *m);
     bool (*fast_path_start)(dtr_group *group, void *state, const struct dtr__fast_path *p);
     int (*fast_path_poll)(dtr_group *group, void *state, const struct dtr__fast_path *p);
-    int (*fast_path_message)(dtr_group *group, void *state, const dtr__call *c);
+    int (*fast_path_message)(dtr_group *group, void *state, const struct dtr__fast_path *p);
     void (*fast_path_to_work)(dtr_group *group, void *state, dtr_work *w);
 } dtr__backend;
 

@@ -62,6 +62,10 @@ typedef struct dtr__work_memory {
     dtr__pool *pool; /* where it goes back to; outlives the group */
     void *arrays;    /* storage of the call's counts or batch, kept for reuse */
     size_t size;
+    /* NULL; or a message's that described it, and the number this had then: most of it is right for
+     * the next one, for which it is kept; the one who has the work alone. */
+    struct dtr__fast_path *like;
+    uint64_t like_id;
     bool holds_op; /* its operator is the program's and stays until it ends; with `ended`, or the
                       one who has it alone */
 } dtr__work_memory;

@@ -221,7 +221,13 @@ static void expire(dtr_group *g, dtr_work *w, bool locked, dtr__queue *called) {
     failure->break_with(g, DTR_ERR_TIMEOUT, called);
 }
 
-static bool step(dtr_group *g, dtr_work *w, dtr__queue *called);
+/* Messages that one pass has found complete, which then end together. */
+typedef struct through {
+    dtr_work *work[P2P_PER_PASS];
+    int n;
+} through;
+
+static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called);
 
 /* Progress lock held. The first running work whose limit has passed gets a last look, then breaks
  * the group. */
@@ -238,7 +244,7 @@ static void look_at_clock(dtr_group *g, dtr__queue *called) {
         for (dtr_work *w = lists[i]->head; w != NULL; w = w->run.next) {
             if (dtr__work_expired(w, now) && knows_missing(w)) {
                 g->engine->next_deadline = now; /* look at the others next time */
-                if (!w->started || !step(g, w, called) || w->run.linked) {
+                if (!w->started || !step(g, w, NULL, called) || w->run.linked) {
                     expire(g, w, true, called);
                 }
                 return;
@@ -289,8 +295,26 @@ static dtr_status run_finish(dtr_work *w) {
     return f->fn(f, DTR_OK);
 }
 
-/* Start or poll one work. True when it moved; it may then be gone. */
-static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
+static void end_together(dtr_group *g, through *t, dtr__queue *called) {
+    if (t == NULL || t->n == 0) {
+        return;
+    }
+    pthread_mutex_lock(&g->engine->queue_lock);
+    for (int i = 0; i < t->n; i++) {
+        if (!atomic_load_explicit(&t->work[i]->ended, memory_order_relaxed)) {
+            dtr__work_end_locked(t->work[i], DTR_OK, NULL, called);
+        }
+    }
+    pthread_mutex_unlock(&g->engine->queue_lock);
+    for (int i = 0; i < t->n; i++) {
+        unlink_running(g, t->work[i]);
+    }
+    t->n = 0;
+}
+
+/* Start or poll one work. True when it moved; it may then be gone. With `t` it may end with others,
+ * later in the same pass. */
+static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called) {
     const dtr__backend *b = w->backend;
     if (atomic_load_explicit(&w->ended, memory_order_acquire)) {
         if (w->started && b->cancel != NULL) {
@@ -316,7 +340,12 @@ static bool step(dtr_group *g, dtr_work *w, dtr__queue *called) {
         s = b->progress(g, w->backend_state, w, &done);
     }
     if (s < 0) {
+        end_together(g, t, called);
         dtr__failure_of(g->world)->break_with(g, s, called);
+    } else if (done && t != NULL && w->finish == NULL) {
+        dtr__work_hash_out(w);
+        t->work[t->n++] = w;
+        return true;
     } else if (done) {
         dtr__work_hash_out(w);
         s = run_finish(w);
@@ -368,11 +397,11 @@ bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
         return false;
     }
     while (g->engine->p2p_unstarted != NULL) {
-        moved = step(g, g->engine->p2p_unstarted, called) || moved;
+        moved = step(g, g->engine->p2p_unstarted, NULL, called) || moved;
     }
     while (g->engine->collectives.head != NULL && !g->engine->collectives.head->started &&
            may_start(g, g->engine->collectives.head)) {
-        moved = step(g, g->engine->collectives.head, called) || moved;
+        moved = step(g, g->engine->collectives.head, NULL, called) || moved;
     }
     return moved;
 }
@@ -383,13 +412,16 @@ bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
         return false;
     }
     take_later(g, called);
+    through t; /* its list is long, and mostly not used */
+    t.n = 0;
     dtr_work *w = g->engine->p2p_cursor != NULL ? g->engine->p2p_cursor : g->engine->p2p.head;
     for (int n = 0; w != NULL && n < P2P_PER_PASS; n++, w = g->engine->p2p_cursor) {
         g->engine->p2p_cursor = w->run.next;
-        moved = step(g, w, called) || moved;
+        moved = step(g, w, &t, called) || moved;
     }
+    end_together(g, &t, called);
     while (g->engine->collectives.head != NULL && may_start(g, g->engine->collectives.head) &&
-           step(g, g->engine->collectives.head, called)) {
+           step(g, g->engine->collectives.head, NULL, called)) {
         moved = true;
     }
     if (!moved &&

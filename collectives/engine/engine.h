@@ -41,7 +41,6 @@ typedef struct dtr__group_engine {
     _Atomic int active; /* works in incoming and the running lists, inline calls excepted */
     dtr__queue collectives, p2p; /* running, in issue order, first collective under way */
     dtr_work *spare;             /* kept for the next blocking call; progress lock */
-    dtr_work *ready;             /* idle ones for messages that come again; progress lock */
     _Atomic uint64_t issued;     /* works of this rank */
     dtr_group *group;
     pthread_mutex_t queue_lock;
@@ -71,10 +70,11 @@ dtr__pool *dtr__pool_new(void);
 void dtr__pool_close(dtr__pool *pool);              /* gives the group's reference back */
 dtr_work *dtr__work_new(dtr__pool *pool, int refs); /* NULL: out of memory */
 void dtr__work_unref(dtr_work *w);
-/* The same out of engine->ready, which is filled from what has been given back; progress lock held.
- * free_ready: at the engine's end. */
-dtr_work *dtr__work_new_ready(dtr__group_engine *e);
-void dtr__works_free_ready(dtr__group_engine *e);
+/* Those that have been given back, which are the caller's then, linked by next; one out of such a
+ * list, or a new one where it is empty; and the end of a list. */
+dtr_work *dtr__works_take_idle(dtr__group_engine *e);
+dtr_work *dtr__work_take_from(dtr__group_engine *e, dtr_work **list);
+void dtr__works_free(dtr_work *list);
 /* Copy the counts or batch of the work's call into its own storage. False: out of memory. */
 bool dtr__work_own_arrays(dtr_work *w, int size);
 /* Reserve space for counts per rank, or for a batch of `n`, so that copying them cannot fail.
@@ -134,6 +134,8 @@ dtr_status dtr__work_describe(dtr_work *w, dtr_group *g, const dtr__call *c, con
                               int backend, bool inlined);
 /* Of a message that came before with the same arguments, but for its buffer. */
 void dtr__work_describe_again(dtr_work *w, dtr_group *g, const dtr__call *c, int backend);
+/* It is not over, its call is what it was, but for the buffer, the issue time and the limit. */
+void dtr__work_reopen(dtr_work *w);
 bool dtr__work_list(dtr_group *g, dtr_work *w); /* into engine->works only, counted as open */
 bool dtr__work_admit(dtr_group *g, dtr_work *w, const char *site, bool listed);
 /* A call that a graph keeps: it takes its number and a record, and nothing watches it. */
@@ -162,6 +164,8 @@ void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_
                               size_t n, uint64_t *numbers);
 /* State and time in the record, and in those of a batch's entries. */
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status);
+/* Its end, at the time that its report says if it has a handle. */
+void dtr__work_mark_end(const dtr_work *w, dtr_status s);
 /* The output's hash into the record, where wanted: the transfer is complete, the last step not. */
 void dtr__work_hash_out(const dtr_work *w);
 uint64_t dtr__work_hash_in(const dtr_group *g, const dtr__call *c);

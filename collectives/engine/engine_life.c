@@ -145,7 +145,6 @@ dtr_status dtr__engine_close(dtr_group *g, double limit_s) {
         dtr__work_unref(g->engine->spare);
         g->engine->spare = NULL;
     }
-    dtr__works_free_ready(g->engine);
     if (g->calls.fast_paths != NULL) {
         g->calls.free_fast_paths(g);
     }

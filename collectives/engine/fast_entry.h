@@ -40,6 +40,7 @@ typedef struct dtr__fast_path {
     dtr__call call;     /* in, out and issued_ns are the last one's */
     dtr__record record; /* the numbers and times are the last one's */
     dtr__moves moves;
+    dtr_work *ready; /* works that it described, for the next messages; progress lock */
 } dtr__fast_path;
 
 #endif /* DTR_FAST_ENTRY_H */

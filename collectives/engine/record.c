@@ -78,6 +78,15 @@ void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     }
 }
 
+void dtr__work_mark_end(const dtr_work *w, dtr_status s) {
+    const bool simple = s == DTR_OK && !w->inline_call && w->call.kind != DTR__K_BATCH;
+    if (simple && w->report.record != 0) {
+        dtr__rec_finish(w->world, w->report.record, w->report.ended_ns);
+    } else {
+        dtr__work_mark(w, s == DTR_OK ? DTR__REC_FINISHED : DTR__REC_FAILED, s);
+    }
+}
+
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status) {
     dtr__rec_mark(w->world, w->report.record, state, status);
     if (w->call.kind == DTR__K_BATCH && w->report.record != 0) {

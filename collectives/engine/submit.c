@@ -55,6 +55,17 @@ void dtr__work_give_op(dtr_work *w) {
     }
 }
 
+void dtr__work_reopen(dtr_work *w) {
+    const double limit = w->call.timeout_s;
+    w->started = false;
+    atomic_store_explicit(&w->ended, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->source, -1, memory_order_relaxed);
+    atomic_store_explicit(&w->limit.seconds, limit, memory_order_relaxed);
+    atomic_store_explicit(&w->limit.deadline, dtr__now_at(w->call.issued_ns) + limit,
+                          memory_order_relaxed);
+}
+
 static void fill(dtr_work *w, dtr_group *g, const dtr__call *c, int backend, bool inlined) {
     w->group = g;
     w->world = g->world;
@@ -66,8 +77,9 @@ static void fill(dtr_work *w, dtr_group *g, const dtr__call *c, int backend, boo
     w->status = DTR_OK;
     w->error = NULL;
     w->request = NULL;
+    w->memory.like = NULL;
     w->callbacks = NULL;
-    w->started = w->paired = false;
+    w->paired = false;
     atomic_store_explicit(&w->run.linked, false, memory_order_relaxed);
     w->input.status = DTR_OK;
     w->composite = NULL;
@@ -76,15 +88,10 @@ static void fill(dtr_work *w, dtr_group *g, const dtr__call *c, int backend, boo
     w->scope.nbytes = 0;
     atomic_store_explicit(&w->scope.recording, DTR__RECORDING_NOT, memory_order_relaxed);
     w->inline_call = inlined;
-    atomic_store_explicit(&w->ended, 0, memory_order_relaxed);
-    atomic_store_explicit(&w->done, 0, memory_order_relaxed);
-    atomic_store_explicit(&w->source, -1, memory_order_relaxed);
-    atomic_store_explicit(&w->limit.seconds, c->timeout_s, memory_order_relaxed);
     if (w->call.issued_ns == 0) {
         w->call.issued_ns = dtr__stamp_ns();
     }
-    atomic_store_explicit(&w->limit.deadline, dtr__now_at(w->call.issued_ns) + c->timeout_s,
-                          memory_order_relaxed);
+    dtr__work_reopen(w);
 }
 
 void dtr__work_describe_again(dtr_work *w, dtr_group *g, const dtr__call *c, int backend) {
@@ -306,7 +313,9 @@ dtr_status dtr__work_go_on(dtr_group *g, dtr_work *w) {
         dtr__group_start_new(g, &called);
     }
     dtr__progress_lock_release(g->engine->progress);
-    dtr__callbacks_run(&called);
+    if (called.head != NULL) {
+        dtr__callbacks_run(&called);
+    }
     if (!atomic_load_explicit(&w->ended, memory_order_acquire)) {
         dtr__progress_wake_soon(g->world);
     }

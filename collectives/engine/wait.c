@@ -107,13 +107,20 @@ void dtr__work_block(dtr_work *w) {
 
 /* ---- several works ---- */
 
+enum {
+    FEW = 64
+}; /* that have not ended well; of more the whole list is looked through each time */
+
 typedef struct several {
-    dtr_work *const *works;
+    dtr_work *const *works; /* those that matter, which are all or, in their order, some */
     size_t n;
+    dtr_work *const *given; /* by the program */
+    size_t n_given;
     const char *entry;
     double timeout_s, began;
     size_t first; /* that is not NULL, or n */
     size_t open;  /* those before it have ended well */
+    bool plain;   /* they are of one group, in host memory, and can be waited for */
 } several;
 
 /* A handle of something that has ended well, so that there is nothing to wait for or to refuse. */
@@ -133,12 +140,48 @@ static size_t next_other(const several *all, size_t from) {
 }
 
 static several several_of(dtr_work *const *works, size_t n, double timeout_s, const char *entry) {
-    several s = { works, n, entry, timeout_s, dtr__now(), 0, 0 };
-    s.open = works != NULL ? next_other(&s, 0) : 0;
+    several s = { works, n, works, n, entry, timeout_s, dtr__now(), 0, 0, false };
     while (works != NULL && s.first < n && works[s.first] == NULL) {
         s.first++;
     }
     return s;
+}
+
+static bool is_plain(const dtr_work *w, const dtr_group *g) {
+    return w != NULL && w->magic == DTR__WORK_MAGIC && w->group == g &&
+           w->call.device.type == DTR_CPU &&
+           atomic_load_explicit(&w->scope.recording, memory_order_acquire) == DTR__RECORDING_NOT;
+}
+
+/* Only the others matter to who waits for all. */
+static void leave_out_well(several *all, dtr_work *few[FEW]) {
+    size_t n = 0;
+    bool plain = true;
+    for (size_t i = 0; all->works != NULL && i < all->n; i++) {
+        dtr_work *w = all->works[i];
+        if (is_well(w)) {
+            continue;
+        }
+        if (n == FEW) {
+            all->open = next_other(all, 0);
+            return;
+        }
+        plain = plain && (n == 0 ? w != NULL && is_plain(w, w->group) : is_plain(w, few[0]->group));
+        few[n++] = w;
+    }
+    if (all->works != NULL) {
+        all->works = few;
+        all->n = n;
+        all->plain = plain && n > 0;
+    }
+}
+
+static size_t place_of(const several *all, const dtr_work *w) {
+    size_t i = 0;
+    while (all->given[i] != w) {
+        i++;
+    }
+    return i;
 }
 
 /* Everything that can be refused is, before any of them is waited for. */
@@ -148,10 +191,13 @@ static dtr_status check(const several *all) {
     DTR_REQUIRE(all->works != NULL || all->n == 0, NULL, DTR_ERR_ARG,
                 "%s: works is NULL, and n is %zu; give an array of n handles", entry, all->n);
     DTR_TRY(dtr__limit_check(NULL, entry, all->timeout_s));
+    if (all->plain) {
+        return DTR_OK;
+    }
     for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
         DTR_REQUIRE(w == NULL || w->magic == DTR__WORK_MAGIC, NULL, DTR_ERR_ARG,
-                    "%s: works[%zu] is no work, or has been released", entry, i);
+                    "%s: works[%zu] is no work, or has been released", entry, place_of(all, w));
     }
     for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
@@ -169,6 +215,9 @@ static bool is_unfinished(const dtr_work *w) {
 /* Those that are under way when one of them begins to be waited for. */
 static dtr_status prepare_all(const several *all, bool *worlds_differ) {
     const dtr_world *first = NULL;
+    if (all->plain && all->timeout_s < 0 && !dtr__in_callback(all->works[0]->world)) {
+        return DTR_OK;
+    }
     for (size_t i = 0; all->timeout_s != 0 && (i = next_other(all, i)) < all->n; i++) {
         const dtr_work *w = all->works[i];
         if (is_unfinished(w)) {
@@ -371,17 +420,19 @@ static dtr_status wait_any(const several *any, size_t *index) {
 /* ---- dtr/work.h ---- */
 
 static dtr__trace *trace_of(const several *some) {
-    return some->works != NULL && some->first < some->n ? dtr__work_trace(some->works[some->first])
-                                                        : NULL;
+    const bool any = some->given != NULL && some->first < some->n_given;
+    return any ? dtr__work_trace(some->given[some->first]) : NULL;
 }
 
 static const char *traced(const several *some, char text[32]) {
-    snprintf(text, 32, "%zu works", some->n);
+    snprintf(text, 32, "%zu works", some->n_given);
     return text;
 }
 
 dtr_status dtr_work_wait_all(dtr_work *const *works, size_t n, double timeout_s) {
-    const several all = several_of(works, n, timeout_s, "dtr_work_wait_all");
+    dtr_work *few[FEW];
+    several all = several_of(works, n, timeout_s, "dtr_work_wait_all");
+    leave_out_well(&all, few);
     return DTR_TRACED(trace_of(&all), all.entry, traced(&all, (char[32]){ "" }), wait_all(&all));
 }
 

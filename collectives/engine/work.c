@@ -39,7 +39,7 @@ static void work_free(dtr_work *w) {
     pool_unref(pool);
 }
 
-static void free_list(dtr_work *w) {
+void dtr__works_free(dtr_work *w) {
     while (w != NULL) {
         dtr_work *next = w->next;
         work_free(w);
@@ -79,12 +79,12 @@ static bool give_idle(dtr__pool *pool, dtr_work *w) {
 
 void dtr__pool_close(dtr__pool *pool) {
     dtr_work *idle = atomic_exchange_explicit(&pool->idle, &closed, memory_order_acquire);
-    free_list(idle);
+    dtr__works_free(idle);
     pthread_mutex_lock(&pool->lock);
     idle = pool->taken;
     pool->taken = NULL;
     pthread_mutex_unlock(&pool->lock);
-    free_list(idle);
+    dtr__works_free(idle);
     pool_unref(pool);
 }
 
@@ -110,18 +110,17 @@ dtr_work *dtr__work_new(dtr__pool *pool, int refs) {
     return begin_life(w, refs);
 }
 
-dtr_work *dtr__work_new_ready(dtr__group_engine *e) {
-    dtr_work *w = e->ready != NULL ? e->ready : take_idle(e->pool);
+dtr_work *dtr__works_take_idle(dtr__group_engine *e) {
+    return take_idle(e->pool);
+}
+
+dtr_work *dtr__work_take_from(dtr__group_engine *e, dtr_work **list) {
+    dtr_work *w = *list;
     if (w == NULL) {
         return dtr__work_new(e->pool, 1);
     }
-    e->ready = w->next;
+    *list = w->next;
     return begin_life(w, 1);
-}
-
-void dtr__works_free_ready(dtr__group_engine *e) {
-    free_list(e->ready);
-    e->ready = NULL;
 }
 
 void dtr__work_unref(dtr_work *w) {
@@ -210,11 +209,11 @@ void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr
     if (s < 0) {
         atomic_fetch_add_explicit(&g->count.errors, 1, memory_order_relaxed);
     }
-    dtr__work_mark(w, s == DTR_OK ? DTR__REC_FINISHED : DTR__REC_FAILED, s);
     w->report.wanted = g->engine->hook.fn != NULL && w->seq != 0;
     if (!w->inline_call || w->report.wanted) {
         w->report.ended_ns = dtr__stamp_ns();
     }
+    dtr__work_mark_end(w, s);
     if (w->inline_call && w->report.wanted) {
         atomic_fetch_add_explicit(&g->engine->open_works, 1, memory_order_relaxed);
     }

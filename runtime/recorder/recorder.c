@@ -138,12 +138,31 @@ static uint64_t word_of(const dtr__record *r, size_t i) {
     return word;
 }
 
-/* All words but the number. Release, so that a reader who sees one of them also sees BUSY. */
-static void store_record(slot *s, const dtr__record *r) {
+/* Some words, not the number's. Release, so that a reader who sees one of them also sees BUSY. */
+static inline void store_words(slot *s, const dtr__record *r, size_t from, size_t until) {
 #pragma GCC unroll 32
-    for (size_t i = 1; i < WORDS; i++) {
+    for (size_t i = from; i < until; i++) {
         atomic_store_explicit(&s->word[i], word_of(r, i), memory_order_release);
     }
+}
+
+/* Words that nobody has written lately, else the loads would wait: two at a time. This processor
+ * keeps the order of stores, and each word stays whole. */
+static inline void store_pairs(slot *s, const dtr__record *r, size_t from, size_t until) {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+    atomic_signal_fence(memory_order_seq_cst);
+#pragma GCC unroll 16
+    for (size_t i = from; i < until; i += 2) {
+        struct {
+            uint64_t word[2];
+        } pair;
+        memcpy(&pair, (const char *)r + i * sizeof pair.word[0], sizeof pair);
+        memcpy((void *)&s->word[i], &pair, sizeof pair);
+    }
+    atomic_signal_fence(memory_order_seq_cst);
+#else
+    store_words(s, r, from, until);
+#endif
 }
 
 static void load_record(slot *s, dtr__record *r) {
@@ -197,15 +216,30 @@ static void expect(slot *s) {
     }
 }
 
+static slot *enter_next(dtr__recorder *recorder, uint64_t *number) {
+    *number = next_number(recorder);
+    slot *s = slot_of(recorder, *number);
+    const bool entered =
+        recorder->one_thread ? enter_alone(s, 0, *number - 1) : enter(s, 0, *number - 1);
+    return entered ? s : NULL;
+}
+
+static void leave_begun(const dtr_world *world, slot *s, uint64_t number, const dtr__record *r) {
+    leave(s, number);
+    expect(slot_of(world->recorder, number + AHEAD));
+    if (world->recording.counters != NULL) {
+        dtr__count_issued(world, r);
+    }
+}
+
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
-    dtr__recorder *recorder = world->recorder;
-    uint64_t number = next_number(recorder);
-    slot *s = slot_of(recorder, number);
+    uint64_t number;
+    slot *s = enter_next(world->recorder, &number);
     uint32_t thread = thread_id();
-    if (!(recorder->one_thread ? enter_alone : enter)(s, 0, number - 1)) {
+    if (s == NULL) {
         return number;
     }
-    store_record(s, r);
+    store_words(s, r, 1, WORDS);
     SET(s, world_serial, world->serial);
     SET(s, thread, thread);
     if (r->state == 0) {
@@ -215,11 +249,26 @@ uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r) {
         int64_t now = dtr__stamp_ns();
         SET(s, t_issued, now);
     }
-    leave(s, number);
-    expect(slot_of(recorder, number + AHEAD));
-    if (world->recording.counters != NULL) {
-        dtr__count_issued(world, r);
+    leave_begun(world, s, number, r);
+    return number;
+}
+
+uint64_t dtr__rec_begin_again(dtr_world *world, dtr__record *r) {
+    uint64_t number;
+    slot *s = enter_next(world->recorder, &number);
+    if (s == NULL) {
+        return number;
     }
+    const uint32_t thread = thread_id();
+    if (r->thread != thread || r->world_serial != world->serial) {
+        r->thread = thread;
+        r->world_serial = world->serial;
+    }
+    store_words(s, r, 1, WORD_OF(root_or_peer));
+    store_pairs(s, r, WORD_OF(root_or_peer), WORD_OF(thread));
+    store_words(s, r, WORD_OF(thread), WORD_OF(follower));
+    store_pairs(s, r, WORD_OF(follower), WORDS);
+    leave_begun(world, s, number, r);
     return number;
 }
 

@@ -52,6 +52,9 @@ _Static_assert(sizeof(dtr__record) == 256, "the ring is read by other programs")
 /* Starts a record; the fields that describe the operation are copied from `r`. Returns its number
  * (from 1). */
 uint64_t dtr__rec_begin(dtr_world *world, const dtr__record *r);
+/* The same of a record that is kept from call to call: all that describes the operation stays as it
+ * was, with its state and times it is complete. */
+uint64_t dtr__rec_begin_again(dtr_world *world, dtr__record *r);
 /* Notes a state and its time; does nothing when the slot was reused. */
 void dtr__rec_mark(dtr_world *world, uint64_t number, dtr__rec_state state, dtr_status status);
 /* When an operation began on its device; does nothing when the slot was reused. */

@@ -134,32 +134,6 @@ bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dt
     return true;
 }
 
-/* The first and the last piece, which may overlap. */
-#define COPY_ENDS(type)                                     \
-    do {                                                    \
-        type first, last;                                   \
-        memcpy(&first, from, sizeof first);                 \
-        memcpy(&last, from + n - sizeof last, sizeof last); \
-        memcpy(to, &first, sizeof first);                   \
-        memcpy(to + n - sizeof last, &last, sizeof last);   \
-    } while (0)
-
-/* A call of memcpy costs as much as the rest of a small slot. */
-static inline void copy(unsigned char *to, const unsigned char *from, size_t n) {
-    typedef struct {
-        uint64_t word[2];
-    } pair;
-    if (n > 32 || n < 4) {
-        memcpy(to, from, n);
-    } else if (n >= 16) {
-        COPY_ENDS(pair);
-    } else if (n >= 8) {
-        COPY_ENDS(uint64_t);
-    } else {
-        COPY_ENDS(uint32_t);
-    }
-}
-
 static bool runs_ahead(const dtr__shm_state *s, const dtr__fast_path *p) {
     return p->moves.runs_ahead && s->same_count >= RUN_AHEAD_AFTER;
 }
@@ -216,7 +190,7 @@ static bool show(const dtr_group *g, dtr__shm_state *s, const dtr__fast_path *p)
         describe(g, s, p);
     }
     if (m->gives) {
-        copy(dtr__shm_shown(s, g->rank), p->call.in, m->give);
+        dtr__shm_copy(dtr__shm_shown(s, g->rank), p->call.in, m->give);
     } else if (m->zero) {
         show_places(s, &p->call, slot);
     }
@@ -289,7 +263,7 @@ static void fill(const dtr__fast_path *p) {
     const dtr__call *c = &p->call;
     const size_t nbytes = c->out_count * dtr_dtype_size(c->dtype);
     if (nbytes <= sizeof p->moves.identity) {
-        copy(c->out, p->moves.identity, nbytes);
+        dtr__shm_copy(c->out, p->moves.identity, nbytes);
     } else {
         dtr__fill_identity(c->out, c->out_count, c->dtype, c->op);
     }
@@ -312,7 +286,7 @@ static void move(const dtr_group *g, const dtr__shm_state *s, const dtr__fast_pa
                 : dtr__shm_shown(s, r) + (table ? dtr__shm_wanted_at(g, s, c, r) : part->at);
         unsigned char *to = (unsigned char *)c->out + part->to;
         if (to != from) {
-            copy(to, from, part->take);
+            dtr__shm_copy(to, from, part->take);
         }
     }
 }

@@ -12,6 +12,8 @@
 #ifndef DTR_SHM_INTERNAL_H
 #define DTR_SHM_INTERNAL_H
 
+#include <string.h>
+
 #include "core/call.h"
 #include "core/team.h"
 #include "shm.h"
@@ -217,6 +219,34 @@ static inline void dtr__shm_expect_to_write(const void *line) {
 #else
     __builtin_prefetch(line, 1);
 #endif
+}
+
+/* The first and the last piece, which may overlap. */
+#define DTR__SHM_COPY_ENDS(type)                            \
+    do {                                                    \
+        type first, last;                                   \
+        memcpy(&first, from, sizeof first);                 \
+        memcpy(&last, from + n - sizeof last, sizeof last); \
+        memcpy(to, &first, sizeof first);                   \
+        memcpy(to + n - sizeof last, &last, sizeof last);   \
+    } while (0)
+
+/* A call of memcpy costs as much as the rest of a small slot. */
+static inline void dtr__shm_copy(void *target, const void *source, size_t n) {
+    unsigned char *to = target;
+    const unsigned char *from = source;
+    typedef struct {
+        uint64_t word[2];
+    } pair;
+    if (n > 32 || n < 4) {
+        memcpy(to, from, n);
+    } else if (n >= 16) {
+        DTR__SHM_COPY_ENDS(pair);
+    } else if (n >= 8) {
+        DTR__SHM_COPY_ENDS(uint64_t);
+    } else {
+        DTR__SHM_COPY_ENDS(uint32_t);
+    }
 }
 
 static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {

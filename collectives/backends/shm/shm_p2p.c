@@ -6,6 +6,7 @@
 #include "core/call_site.h"
 #include "core/work.h"
 #include "engine/engine.h"
+#include "engine/fast_entry.h"
 #include "shm_p2p.h"
 
 /* A new message, put at **tail; NULL when out of memory. */
@@ -26,7 +27,10 @@ static bool push(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, dtr__sh
     if (m->base.nbytes > p->short_max) {
         return dtr__shm_push_long(g, p, out, m);
     }
-    m->done = dtr__shm_push_short(p, out, &m->base.own, m->base.tag, m->base.data, m->base.nbytes);
+    const dtr__terms *own = &m->base.own;
+    const dtr_p2p op = { .buf = dtr_cpu(m->base.data, own->count, (dtr_dtype)own->dtype),
+                         .tag = m->base.tag };
+    m->done = dtr__shm_push_short(p, out, &op, m->base.nbytes, own->site);
     return m->done;
 }
 
@@ -148,6 +152,14 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
     return status;
 }
 
+static void queue_either(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m) {
+    if (m->base.is_send) {
+        queue_send(g, p, m);
+    } else {
+        dtr__shm_p2p_queue_receive(p, m);
+    }
+}
+
 /* A message, begun and put at **tail. */
 static dtr_status begin(const dtr_group *g, dtr__shm_state *s, const dtr_work *w, const dtr_p2p *op,
                         size_t index, void ***tail) {
@@ -159,11 +171,7 @@ static dtr_status begin(const dtr_group *g, dtr__shm_state *s, const dtr_work *w
         return dtr__message_no_memory(w, index, sizeof *m);
     }
     m->waits = w->inline_call && w->call.kind == DTR__K_SEND;
-    if (op->is_send) {
-        queue_send(g, s->p2p, m);
-    } else {
-        dtr__shm_p2p_queue_receive(s->p2p, m);
-    }
+    queue_either(g, s->p2p, m);
     return DTR_OK;
 }
 
@@ -213,7 +221,23 @@ dtr_status dtr__shm_p2p_start(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool
     return status;
 }
 
+/* A receive that another work's step has found the message of. */
+static bool was_delivered(const dtr__shm_state *s, dtr_work *w) {
+    dtr__shm_msg *m = w->request;
+    if (w->call.kind != DTR__K_RECV || m == NULL || !m->done) {
+        return false;
+    }
+    atomic_store_explicit(&w->source, m->base.peer, memory_order_relaxed);
+    w->request = NULL;
+    dtr__message_free(&s->p2p->pool, m);
+    return true;
+}
+
 dtr_status dtr__shm_p2p_progress(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
+    if (was_delivered(s, w)) {
+        *done = true;
+        return DTR_OK;
+    }
     if (!dtr__shm_enter(s->boards[g->rank])) {
         return DTR_OK;
     }
@@ -277,9 +301,7 @@ static size_t bytes_of(const dtr_p2p *op) {
 }
 
 static bool send_now(dtr__shm_p2p *p, const dtr__call *c, const dtr_p2p *op) {
-    dtr__terms terms = { .count = op->buf.count, .dtype = op->buf.dtype };
-    memcpy(terms.site, dtr__call_site_cached(c), sizeof terms.site);
-    return dtr__shm_push_short(p, &p->out[op->peer], &terms, op->tag, op->buf.data, bytes_of(op));
+    return dtr__shm_push_short(p, &p->out[op->peer], op, bytes_of(op), dtr__call_site_cached(c));
 }
 
 /* An earlier message of the list, to or from the same rank, that is not through yet. */
@@ -328,7 +350,7 @@ static int receive_now(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op,
         return -1;
     }
     if (nbytes > 0) {
-        memcpy(op->buf.data, dtr__shm_cell_data(cell, nbytes), nbytes);
+        dtr__shm_copy(op->buf.data, dtr__shm_cell_data(cell, nbytes), nbytes);
     }
     dtr__shm_cell_taken(s->p2p, &s->p2p->in[peer], cell);
     return 1;
@@ -364,15 +386,17 @@ int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__cal
 }
 
 /* Earlier sends may wait for space in the ring, earlier receives for what is in it. */
-int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__call *c) {
+int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__fast_path *entry) {
     dtr__shm_state *s = state;
     dtr__shm_p2p *p = s->p2p;
+    const dtr__call *c = &entry->call;
     const dtr_p2p op = { .is_send = c->kind == DTR__K_SEND,
                          .buf = dtr_cpu(c->out, c->in_count, c->dtype),
                          .peer = c->root,
                          .tag = c->tag };
     if (op.is_send
-            ? p->out[op.peer].queue.head == NULL && send_now(p, c, &op)
+            ? p->out[op.peer].queue.head == NULL &&
+                  dtr__shm_push_short(p, &p->out[op.peer], &op, entry->in_bytes, entry->record.site)
             : p->early == NULL && p->posted.head == NULL && receive_now(g, s, &op, op.peer) > 0) {
         return 1;
     }
@@ -382,18 +406,18 @@ int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__call *c) {
 
 void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *w) {
     dtr__shm_p2p *p = s->p2p;
-    dtr__p2p_walk walk = dtr__p2p_begin(&w->call);
     void **tail = &w->request;
     w->request = NULL;
+    if (w->call.kind != DTR__K_BATCH && p->pending != 0) {
+        dtr_p2p single;
+        size_t n = 0;
+        queue_either(g, p, add(p, dtr__p2p_list(&w->call, &single, &n), 0, &w->call, &tail));
+        return;
+    }
+    dtr__p2p_walk walk = dtr__p2p_begin(&w->call);
     for (const dtr_p2p *op; (op = dtr__p2p_next(&walk)) != NULL;) {
-        if (!dtr__p2p_set_has(p->pending, walk.index)) {
-            continue;
-        }
-        dtr__shm_msg *m = add(p, op, walk.index, &w->call, &tail); /* from the idle ones */
-        if (op->is_send) {
-            queue_send(g, p, m);
-        } else {
-            dtr__shm_p2p_queue_receive(p, m);
+        if (dtr__p2p_set_has(p->pending, walk.index)) {
+            queue_either(g, p, add(p, op, walk.index, &w->call, &tail)); /* from the idle ones */
         }
     }
 }

@@ -130,8 +130,8 @@ dtr_status dtr__shm_lend(const dtr_group *g, const dtr_group *node, dtr__shm_sta
 void dtr__shm_lend_end(dtr_group *g, dtr__shm_state *s);
 dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer);
 /* A short message into the ring; false while the ring is full. */
-bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr__terms *terms, int tag,
-                         const void *data, size_t nbytes);
+bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, size_t nbytes,
+                         const char *site);
 /* The announcement of a long one, in a free slot. */
 bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m);
 /* More pieces of a long one, as many as the ring takes. */
@@ -168,7 +168,7 @@ void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_p2p_fast_accept(const dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which);
 int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
-int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__call *c);
+int dtr__shm_fast_path_message(dtr_group *g, void *state, const struct dtr__fast_path *entry);
 void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *w);
 
 #endif /* DTR_SHM_P2P_H */

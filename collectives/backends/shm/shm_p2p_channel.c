@@ -204,24 +204,24 @@ static uint64_t lines_of(size_t nbytes) {
     return (nbytes + DTR__SHM_LINE - 1) / DTR__SHM_LINE;
 }
 
-static void describe(dtr__shm_cell *cell, const dtr__terms *terms, int tag) {
-    cell->count = terms->count;
+static void describe(dtr__shm_cell *cell, size_t count, uint32_t dtype, int tag, const char *site) {
+    cell->count = count;
     cell->tag = tag;
-    cell->dtype = (uint8_t)terms->dtype;
-    memcpy(cell->site, terms->site, sizeof cell->site);
+    cell->dtype = (uint8_t)dtype;
+    memcpy(cell->site, site, sizeof cell->site);
 }
 
-bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr__terms *terms, int tag,
-                         const void *data, size_t nbytes) {
+bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, size_t nbytes,
+                         const char *site) {
     const bool small = nbytes <= DTR__SHM_CELL_FIRST;
     const uint64_t lines = lines_of(sizeof(dtr__shm_cell) + (small ? 0 : nbytes));
     dtr__shm_cell *cell = reserve(out, lines);
     if (cell == NULL) {
         return false;
     }
-    describe(cell, terms, tag);
+    describe(cell, op->buf.count, (uint32_t)op->buf.dtype, op->tag, site);
     if (nbytes > 0) {
-        memcpy(small ? (void *)cell->first : (void *)(cell + 1), data, nbytes);
+        dtr__shm_copy(small ? (void *)cell->first : (void *)(cell + 1), op->buf.data, nbytes);
     }
     if (dtr__shm_has_withdrawn(p->own, DTR__SHM_BUFFERS)) {
         return false; /* it may have changed meanwhile */
@@ -256,7 +256,7 @@ bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, 
     if (cell == NULL) {
         return false;
     }
-    describe(cell, &m->base.own, m->base.tag);
+    describe(cell, m->base.own.count, m->base.own.dtype, m->base.tag, m->base.own.site);
     cell->where = (uint8_t)place(g, m, &cell->at);
     cell->slot = m->slot = (uint8_t)slot;
     out->slot[slot] = m;

@@ -71,7 +71,7 @@ static void deliver(dtr__shm_p2p *p, dtr__shm_msg *m, int source, const dtr__shm
             return; /* its work has ended */
         }
         if (m->base.nbytes > 0) {
-            memcpy(m->base.data, dtr__shm_cell_data(cell, m->base.nbytes), m->base.nbytes);
+            dtr__shm_copy(m->base.data, dtr__shm_cell_data(cell, m->base.nbytes), m->base.nbytes);
         }
         m->done = true;
     } else {
