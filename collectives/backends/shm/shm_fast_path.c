@@ -86,6 +86,14 @@ static void set_part(const dtr_group *g, const dtr__shm_state *s, const dtr__cal
     }
 }
 
+/* A prefix over one rank, where the operator leaves a single input as it is. */
+static bool is_copy_of_one(const dtr__call *c, const dtr__moves *m) {
+    const bool plain =
+        c->op == DTR_SUM || c->op == DTR_PROD || c->op == DTR_MIN || c->op == DTR_MAX;
+    return dtr__rules[c->kind].prefix != NO_PREFIX && m->until - m->from == 1 && plain &&
+           c->dtype != DTR_BOOL;
+}
+
 bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dtr__moves *m) {
     const dtr__shm_state *s = state;
     size_t give = c->in_count * dtr_dtype_size(c->dtype);
@@ -120,6 +128,12 @@ bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dt
                !dtr__op_is_user(c->op); /* which has no identity */
     if (m->fills && give <= sizeof m->identity) {
         dtr__fill_identity(m->identity, c->out_count, c->dtype, c->op);
+    }
+    if (m->reduces && is_copy_of_one(c, m)) {
+        m->reduces = false;
+        parts[m->from] = (dtr__part){ .at = dtr__shm_wanted_at(g, s, c, m->from),
+                                      .take = c->out_count * dtr_dtype_size(c->dtype) };
+        return true;
     }
     if (m->reduces) {
         m->at = dtr__shm_wanted_at(g, s, c, m->from);
@@ -302,10 +316,11 @@ static bool fits(const dtr_group *g, const dtr__shm_state *s, const dtr__fast_pa
 
 /* The next slot's lines: everybody has finished the operation that read them last, and to get them
  * back takes as long as a small operation. */
-static void expect_data_lines(const dtr__shm_state *s, const dtr__moves *m, size_t from,
-                              size_t until) {
+static void expect_data_lines(const dtr__shm_state *s, const dtr__moves *m, uint64_t ahead,
+                              size_t from, size_t until) {
     const size_t give = m->gives && m->give > DTR__SHM_BESIDE ? m->give : 0;
-    unsigned char *data = s->me->detail[(s->n + 1) & 1].data + place_of(m, s->n + 1);
+    const uint64_t n = s->n + ahead;
+    unsigned char *data = s->me->detail[n & 1].data + place_of(m, n);
     for (size_t at = from; at < give && at < until; at += 64) {
         dtr__shm_expect_to_write(&data[at]);
     }
@@ -315,17 +330,25 @@ static void expect_slot(const dtr__shm_state *s, uint64_t ahead) {
     dtr__shm_expect_to_write(&s->me->slot[(s->n + ahead) % DTR__SHM_SLOT_COUNT]);
 }
 
-/* Little data in the details comes with the slot instead of after it. */
-static void expect_data(const dtr__shm_detail *detail, size_t give) {
-    for (size_t at = 0; at < give; at += 64) {
-        __builtin_prefetch(&detail->data[at]);
+/* Little data in the details of operation n comes with the slot instead of after it. */
+static void expect_data(const dtr__shm_state *s, const dtr__moves *m, int r, uint64_t n) {
+    const unsigned char *data = s->rank[r]->detail[n & 1].data + place_of(m, n);
+    for (size_t at = 0; at < m->give; at += 64) {
+        __builtin_prefetch(&data[at]);
     }
 }
 
 /* The next slots of those who may be ahead. */
-static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr__moves *m) {
+static void expect_others(const dtr_group *g, const dtr__shm_state *s, const dtr__moves *m,
+                          bool beside) {
     for (int r = m->from; g->size <= FEW_RANKS && r < m->until; r++) {
+        if (r == g->rank) {
+            continue;
+        }
         __builtin_prefetch(&s->rank[r]->slot[(s->n + 2) % DTR__SHM_SLOT_COUNT]);
+        if (beside) {
+            expect_data(s, m, r, s->n + 2);
+        }
     }
 }
 
@@ -402,7 +425,7 @@ int dtr__shm_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p) 
     for (; s->op.arrived < until; s->op.arrived++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, s->op.arrived);
         if (beside) {
-            expect_data(dtr__shm_detail_of(s, s->op.arrived), p->moves.give);
+            expect_data(s, &p->moves, s->op.arrived, s->op.n);
         }
         if (!has_posted(s, s->op.arrived) && !come_meanwhile(g, s, s->op.arrived, until)) {
             return 0;
@@ -416,10 +439,10 @@ int dtr__shm_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p) 
         s->seen = s->n;
         expect_slot(s, 1);
     } else {
-        expect_others(g, s, &p->moves);
+        expect_others(g, s, &p->moves, beside);
         expect_slot(s, AHEAD);
     }
-    expect_data_lines(s, &p->moves, 0, EXPECTED);
+    expect_data_lines(s, &p->moves, ahead ? AHEAD : 1, 0, EXPECTED);
     if (p->moves.zero) {
         return reduce_places(g, s, &p->call);
     }
@@ -430,7 +453,7 @@ int dtr__shm_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p) 
     } else {
         move(g, s, p);
     }
-    expect_data_lines(s, &p->moves, EXPECTED, EXPECTED_LATER);
+    expect_data_lines(s, &p->moves, ahead ? AHEAD : 1, EXPECTED, EXPECTED_LATER);
     return 1;
 }
 
