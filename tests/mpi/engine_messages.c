@@ -284,6 +284,32 @@ START_TEST(other_count) {
 }
 END_TEST
 
+/* One look finds both messages: the one that fits ends well before the other breaks the group. */
+START_TEST(good_before_bad) {
+    int32_t x[2] = { 1, 2 }, y[2] = { -1, -1 };
+    dtr_work *w[2] = { NULL, NULL };
+    warm_messages(th_group(), x, y);
+    for (int i = 0; i < 2 && th_rank() == 0; i++) {
+        w[i] = receive_here(th_group(), &y[i], 1, 1, 0);
+    }
+    th_barrier();
+    for (int i = 0; i < 2 && th_rank() == 1; i++) {
+        w[i] = send_here(th_group(), x, (size_t)i + 1, 0, 0);
+    }
+    th_barrier();
+    if (th_rank() == 0) {
+        TH_IS(dtr_work_wait_all(w, 2, -1), DTR_ERR_MISMATCH);
+        TH_IS(dtr_work_wait(w[0], -1), DTR_OK);
+        TH_IS(dtr_work_wait(w[1], -1), DTR_ERR_MISMATCH);
+        TH_CHECK(y[0] == 1, "the good one is %d", y[0]);
+    }
+    th_barrier();
+    release_all(w, 2);
+    TH_AGREE();
+    th_good_allreduce(dtr_world_group(th_world()));
+}
+END_TEST
+
 START_TEST(aborted) {
     int32_t x = 1, y = -1, late = -1;
     dtr_work *w;
@@ -346,6 +372,7 @@ static void make(Suite *s) {
     th_add(tc, handles, 1, 0);
     tc = th_case(s, "errors", 60);
     th_add(tc, other_count, 2, 0);
+    th_add(tc, good_before_bad, 2, 0);
     th_add(tc, aborted, 2, 0);
     th_add(tc, out_of_time, 2, 0);
 }
