@@ -9,6 +9,7 @@
 #include "backends/mpi/mpi.h"
 #include "backends/shm/shm.h"
 #include "backends/shm/shm_p2p.h"
+#include "core/call_site.h"
 #include "core/work.h"
 #include "engine/fast_entry.h"
 #include "hier_internal.h"
@@ -330,7 +331,7 @@ static bool start_messages(const dtr_group *g, dtr__hier_state *s, const dtr__ca
     ways w = ways_of(s, c);
     return (s->node == NULL || s->idle != NULL) &&
            s->mpi->pool.n_idle >= dtr__p2p_set_size(w.remote) &&
-           (w.node == 0 || dtr__shm_p2p_fast_start(s->node, c, w.node)) &&
+           (w.node == 0 || dtr__shm_p2p_fast_start(s->node, c, w.node, dtr__call_site_cached(c))) &&
            (w.remote == 0 || dtr__mpi_p2p_fast_start(g, s->mpi, c, w.remote));
 }
 

@@ -232,7 +232,7 @@ static void show_cpu(dtr__shm_state *s) {
 bool dtr__shm_fast_path_start(dtr_group *g, void *state, const dtr__fast_path *p) {
     dtr__shm_state *s = state;
     if (p->p2p) {
-        return dtr__shm_p2p_fast_start(s, &p->call, dtr__p2p_all(&p->call));
+        return dtr__shm_p2p_fast_start(s, &p->call, dtr__p2p_all(&p->call), p->record.site);
     }
     if (p->moves.zero && !lies_shared(g, s, p)) {
         return false;

@@ -300,8 +300,8 @@ static size_t bytes_of(const dtr_p2p *op) {
     return op->buf.count * dtr_dtype_size(op->buf.dtype);
 }
 
-static bool send_now(dtr__shm_p2p *p, const dtr__call *c, const dtr_p2p *op) {
-    return dtr__shm_push_short(p, &p->out[op->peer], op, bytes_of(op), dtr__call_site_cached(c));
+static bool send_now(dtr__shm_p2p *p, const char *site, const dtr_p2p *op) {
+    return dtr__shm_push_short(p, &p->out[op->peer], op, bytes_of(op), site);
 }
 
 /* An earlier message of the list, to or from the same rank, that is not through yet. */
@@ -315,26 +315,27 @@ static bool must_wait(const dtr_p2p *ops, size_t i, dtr__p2p_set pending) {
     return false;
 }
 
-static void send_what_fits(dtr__shm_p2p *p, const dtr__call *c) {
+static void send_what_fits(dtr__shm_p2p *p, const dtr__call *c, const char *site) {
     dtr_p2p single;
     size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     for (size_t i = 0; i < n; i++) {
         if (ops[i].is_send && dtr__p2p_set_has(p->pending, i) && !must_wait(ops, i, p->pending) &&
-            send_now(p, c, &ops[i])) {
+            send_now(p, site, &ops[i])) {
             p->pending &= ~(UINT32_C(1) << i);
         }
     }
 }
 
 /* What is sent goes at once, so that it is on its way while the call is noted. */
-bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which) {
+bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which,
+                             const char *site) {
     dtr__shm_p2p *p = s->p2p;
     if (p->pool.n_idle < dtr__p2p_set_size(which) || p->early != NULL) {
         return false;
     }
     p->pending = which;
-    send_what_fits(p, c);
+    send_what_fits(p, c, site);
     return true;
 }
 
@@ -374,7 +375,7 @@ int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__cal
         if (!dtr__p2p_set_has(p->pending, i) || must_wait(ops, i, p->pending)) {
             continue;
         }
-        int found = op->is_send                  ? send_now(p, c, op)
+        int found = op->is_send                  ? send_now(p, dtr__call_site_cached(c), op)
                     : op->peer == DTR_ANY_SOURCE ? receive_from_any(g, s, op)
                                                  : receive_now(g, s, op, op->peer);
         if (found < 0) {

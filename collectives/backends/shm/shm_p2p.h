@@ -166,7 +166,8 @@ void dtr__shm_p2p_take_back(dtr__shm_state *s, dtr_work *w, dtr__shm_msg *m);
 /* Take what has come from anybody, so that senders can go on while this rank waits for others. */
 void dtr__shm_p2p_relieve(const dtr_group *g, dtr__shm_state *s);
 bool dtr__shm_p2p_fast_accept(const dtr__shm_state *s, const dtr__call *c);
-bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which);
+bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set which,
+                             const char *site);
 int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 int dtr__shm_fast_path_message(dtr_group *g, void *state, const struct dtr__fast_path *entry);
 void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *w);
