@@ -7,37 +7,7 @@
 #include <string.h>
 
 #include "layers.h"
-
-/* Parameters of one block, in order; a block's first index is EMBEDDINGS + layer * PER_BLOCK. */
-enum {
-    NORM1_G,
-    NORM1_B,
-    QKV_W,
-    QKV_B,
-    PROJ_W,
-    PROJ_B,
-    NORM2_G,
-    NORM2_B,
-    FC_W,
-    FC_B,
-    OUT_W,
-    OUT_B,
-    PER_BLOCK
-};
-enum { TOKEN, POSITION, EMBEDDINGS };
-enum { LAST_G, LAST_B, HEAD_W, HEAD_B, TAIL }; /* after the blocks */
-
-/* What the backward pass needs of one block. Rows = batch * context, widths in channels. */
-typedef struct block_act {
-    float *in, *norm1, *mean1, *rstd1, *qkv, *prob, *mix, *mid, *norm2, *mean2, *rstd2, *fc, *gelu;
-} block_act;
-
-struct gpt_activations {
-    block_act *block;
-    float *last_in, *last, *mean, *rstd, *logits;
-    float *dx, *dmid, *dwide, *dqkv, *dprob; /* gradients on their way down */
-    void *memory;
-};
+#include "parts.h"
 
 uint64_t gpt_random(uint64_t *state) {
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -128,9 +98,7 @@ static float *cut(cutter *at, size_t count) {
     return piece;
 }
 
-/* Lays everything out in `memory` and returns how many floats it takes; with NULL it only measures.
- */
-static size_t lay_out(gpt_activations *a, const gpt *g, float *memory) {
+size_t gpt_lay_out(gpt_activations *a, const gpt *g, float *memory) {
     cutter at = { memory, 0 };
     size_t rows = (size_t)g->batch * (size_t)g->config.context, c = (size_t)g->config.width;
     size_t probs = rows * (size_t)g->config.heads * (size_t)g->config.context;
@@ -169,11 +137,11 @@ static gpt_activations *activations_create(const gpt *g) {
     }
     a->block = calloc((size_t)g->config.layers, sizeof *a->block);
     if (a->block != NULL) {
-        size_t nbytes = lay_out(a, g, NULL) * sizeof(float);
+        size_t nbytes = gpt_lay_out(a, g, NULL) * sizeof(float);
         a->memory = aligned_alloc(64, nbytes);
         if (a->memory != NULL) {
             memset(a->memory, 0, nbytes);
-            lay_out(a, g, a->memory);
+            gpt_lay_out(a, g, a->memory);
         }
     }
     return a;
@@ -230,10 +198,6 @@ size_t gpt_count(const gpt *g) {
 
 /* ---- forward ---- */
 
-static gpt_param *block_params(const gpt *g, int layer) {
-    return g->params + EMBEDDINGS + layer * PER_BLOCK;
-}
-
 static attention_shape shape_of(const gpt *g) {
     return (attention_shape){ g->batch, g->config.context, g->config.heads, g->config.width };
 }
@@ -256,7 +220,7 @@ static void add(float *to, const float *from, size_t n) {
 }
 
 static void block_forward(const gpt *g, int layer, float *out) {
-    const gpt_param *p = block_params(g, layer);
+    const gpt_param *p = gpt_block_params(g, layer);
     block_act *b = &g->act->block[layer];
     int rows = g->batch * g->config.context, c = g->config.width;
     norm_forward(b->norm1, b->mean1, b->rstd1, b->in, p[NORM1_G].value, p[NORM1_B].value, rows, c);
@@ -275,7 +239,7 @@ static void block_forward(const gpt *g, int layer, float *out) {
 static void run_forward(const gpt *g, const uint8_t *tokens) {
     gpt_activations *a = g->act;
     int layers = g->config.layers, rows = g->batch * g->config.context, c = g->config.width;
-    const gpt_param *tail = block_params(g, layers);
+    const gpt_param *tail = gpt_block_params(g, layers);
     embed(g, tokens, layers > 0 ? a->block[0].in : a->last_in);
     for (int l = 0; l < layers; l++) {
         block_forward(g, l, l + 1 < layers ? a->block[l + 1].in : a->last_in);
@@ -292,44 +256,31 @@ float gpt_forward(gpt *g, const uint8_t *tokens, const uint8_t *target) {
 
 /* ---- backward ---- */
 
-typedef struct reporter {
-    gpt_ready ready;
-    void *arg;
-    const gpt *g;
-} reporter;
-
-/* Report a run of parameters, last first. */
-static void report(const reporter *to, const gpt_param *first, int n) {
-    for (int i = n - 1; i >= 0; i--) {
-        to->ready(to->arg, (size_t)(first + i - to->g->params));
-    }
-}
-
-static void block_backward(const gpt *g, int layer, const reporter *to) {
-    gpt_param *p = block_params(g, layer);
+static void block_backward(const gpt *g, int layer, const gpt_reporter *to) {
+    gpt_param *p = gpt_block_params(g, layer);
     gpt_activations *a = g->act;
     block_act *b = &a->block[layer];
     int rows = g->batch * g->config.context, c = g->config.width;
     linear_backward(a->dwide, p[OUT_W].grad, p[OUT_B].grad, a->dx, b->gelu, p[OUT_W].value, rows,
                     4 * c, c);
-    report(to, p + OUT_W, 2);
+    gpt_report(to, p + OUT_W);
     gelu_backward(a->dwide, a->dwide, b->fc, rows * 4 * c);
     linear_backward(a->dmid, p[FC_W].grad, p[FC_B].grad, a->dwide, b->norm2, p[FC_W].value, rows, c,
                     4 * c);
-    report(to, p + FC_W, 2);
+    gpt_report(to, p + FC_W);
     norm_backward(a->dx, p[NORM2_G].grad, p[NORM2_B].grad, a->dmid, b->mid, b->mean2, b->rstd2,
                   p[NORM2_G].value, rows, c);
-    report(to, p + NORM2_G, 2);
+    gpt_report(to, p + NORM2_G);
     linear_backward(a->dmid, p[PROJ_W].grad, p[PROJ_B].grad, a->dx, b->mix, p[PROJ_W].value, rows,
                     c, c);
-    report(to, p + PROJ_W, 2);
+    gpt_report(to, p + PROJ_W);
     attention_backward(a->dqkv, a->dprob, a->dmid, b->prob, b->qkv, shape_of(g));
     linear_backward(a->dmid, p[QKV_W].grad, p[QKV_B].grad, a->dqkv, b->norm1, p[QKV_W].value, rows,
                     c, 3 * c);
-    report(to, p + QKV_W, 2);
+    gpt_report(to, p + QKV_W);
     norm_backward(a->dx, p[NORM1_G].grad, p[NORM1_B].grad, a->dmid, b->in, b->mean1, b->rstd1,
                   p[NORM1_G].value, rows, c);
-    report(to, p + NORM1_G, 2);
+    gpt_report(to, p + NORM1_G);
 }
 
 static void embed_backward(const gpt *g, const uint8_t *tokens) {
@@ -346,22 +297,22 @@ static void embed_backward(const gpt *g, const uint8_t *tokens) {
 void gpt_backward(gpt *g, const uint8_t *tokens, const uint8_t *target, gpt_ready ready,
                   void *arg) {
     gpt_activations *a = g->act;
-    reporter to = { ready, arg, g };
+    gpt_reporter to = { ready, arg, g };
     int rows = g->batch * g->config.context, c = g->config.width;
-    gpt_param *tail = block_params(g, g->config.layers);
+    gpt_param *tail = gpt_block_params(g, g->config.layers);
     loss_backward(a->logits, target, rows, GPT_VOCAB);
     linear_backward(a->dmid, tail[HEAD_W].grad, tail[HEAD_B].grad, a->logits, a->last,
                     tail[HEAD_W].value, rows, c, GPT_VOCAB);
-    report(&to, tail + HEAD_W, 2);
+    gpt_report(&to, tail + HEAD_W);
     memset(a->dx, 0, (size_t)rows * (size_t)c * sizeof *a->dx);
     norm_backward(a->dx, tail[LAST_G].grad, tail[LAST_B].grad, a->dmid, a->last_in, a->mean,
                   a->rstd, tail[LAST_G].value, rows, c);
-    report(&to, tail + LAST_G, 2);
+    gpt_report(&to, tail + LAST_G);
     for (int l = g->config.layers - 1; l >= 0; l--) {
         block_backward(g, l, &to);
     }
     embed_backward(g, tokens);
-    report(&to, g->params + TOKEN, 2);
+    gpt_report(&to, g->params + TOKEN);
 }
 
 /* ---- optimizer, sampling, hash ---- */

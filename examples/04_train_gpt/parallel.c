@@ -7,17 +7,18 @@
 
 /* ---- making ---- */
 
-static dtr_status make_params(parallel *p, gpt *g) {
+static dtr_status make_params(parallel *p) {
+    const gpt *g = p->engine->model;
     p->params = calloc(g->n_params, sizeof *p->params);
     if (p->params == NULL) {
         return DTR_ERR_NOMEM;
     }
     for (size_t i = 0; i < g->n_params; i++) {
-        gpt_param *param = &g->params[i];
+        const gpt_param *param = &g->params[i];
+        const dtr_buffer value = { param->value, param->count, DTR_F32, p->engine->device, 0 };
         p->params[i].name = param->name;
-        dtr_status s =
-            dtr_tensor_from_buffer(dtr_cpu(param->value, param->count, DTR_F32), param->ndim,
-                                   param->shape, NULL, NULL, NULL, &p->params[i].value);
+        dtr_status s = dtr_tensor_from_buffer(value, param->ndim, param->shape, NULL, NULL, NULL,
+                                              &p->params[i].value);
         if (DTR_FAILED(s)) {
             return s;
         }
@@ -25,7 +26,7 @@ static dtr_status make_params(parallel *p, gpt *g) {
     return DTR_OK;
 }
 
-static dtr_status make_module(parallel *p, const gpt *g, const train_options *o) {
+static dtr_status make_module(parallel *p, const train_options *o) {
     dtr_ddp_options options = DTR_DDP_OPTIONS_INIT;
     /* Backward writes straight into the buckets, where these have its type. */
     options.grad_as_bucket_view = !o->mixed;
@@ -34,7 +35,8 @@ static dtr_status make_module(parallel *p, const gpt *g, const train_options *o)
     /* A small model: several buckets, so that reduction starts early. */
     options.bucket_cap_bytes = 512 * 1024;
     options.first_bucket_bytes = 128 * 1024;
-    dtr_status s = dtr_ddp_create(p->group, p->params, g->n_params, &options, &p->ddp);
+    dtr_status s =
+        dtr_ddp_create(p->group, p->params, p->engine->model->n_params, &options, &p->ddp);
     if (s == DTR_OK && o->hook != NULL) {
         dtr_hook_options hook = DTR_HOOK_OPTIONS_INIT;
         hook.start_iteration = 10; /* PowerSGD: plain averages first */
@@ -55,29 +57,38 @@ static dtr_status make_optimizer(parallel *p, const train_options *o) {
     return DTR_FAILED(s) ? s : dtr_optim_create(p->ddp, p->zero, &options, &p->optim);
 }
 
-dtr_status parallel_make(parallel *p, dtr_group *group, gpt *g, const train_options *o) {
-    p->group = group;
-    p->options = o;
-    dtr_status s = make_params(p, g);
-    if (s == DTR_OK) {
-        s = make_module(p, g, o);
-    }
-    if (s == DTR_OK) {
-        s = make_optimizer(p, o);
-    }
-    if (s == DTR_OK && o->accumulate > 1) {
-        p->scratch = calloc(gpt_count(g), sizeof *p->scratch);
-        s = p->scratch != NULL ? DTR_OK : DTR_ERR_NOMEM;
+static dtr_status make_scratch(parallel *p) {
+    const gpt *g = p->engine->model;
+    p->scratch = calloc(g->n_params, sizeof *p->scratch);
+    dtr_status s = p->scratch != NULL ? DTR_OK : DTR_ERR_NOMEM;
+    for (size_t i = 0; s == DTR_OK && i < g->n_params; i++) {
+        s = dtr_tensor_empty(p->world, DTR_F32, p->engine->device, DTR_MEM_DEFAULT,
+                             g->params[i].ndim, g->params[i].shape, &p->scratch[i]);
     }
     return s;
 }
 
-void parallel_free(parallel *p, const gpt *g) {
+dtr_status parallel_make(parallel *p, const engine *e, const train_options *o) {
+    p->engine = e;
+    p->options = o;
+    dtr_status s = make_params(p);
+    if (s == DTR_OK) {
+        s = make_module(p, o);
+    }
+    if (s == DTR_OK) {
+        s = make_optimizer(p, o);
+    }
+    return s == DTR_OK && o->accumulate > 1 ? make_scratch(p) : s;
+}
+
+void parallel_free(parallel *p) {
+    const size_t n = p->params != NULL ? p->engine->model->n_params : 0;
     dtr_optim_destroy(p->optim);
     dtr_zero_destroy(p->zero);
     dtr_ddp_destroy(p->ddp);
-    for (size_t i = 0; p->params != NULL && i < g->n_params; i++) {
+    for (size_t i = 0; i < n; i++) {
         dtr_tensor_release(p->params[i].value);
+        dtr_tensor_release(p->scratch != NULL ? p->scratch[i] : NULL);
     }
     free(p->params);
     free(p->scratch);
@@ -85,23 +96,25 @@ void parallel_free(parallel *p, const gpt *g) {
 
 /* ---- gradients ---- */
 
-void parallel_point(const parallel *p, gpt *g) {
-    float *scratch = p->scratch;
+void parallel_point(const parallel *p) {
+    const gpt *g = p->engine->model;
     for (size_t i = 0; i < g->n_params; i++) {
-        g->params[i].grad = scratch != NULL ? scratch : dtr_tensor_data(dtr_ddp_grad(p->ddp, i));
-        scratch = scratch != NULL ? scratch + g->params[i].count : NULL;
+        g->params[i].grad =
+            dtr_tensor_data(p->scratch != NULL ? p->scratch[i] : dtr_ddp_grad(p->ddp, i));
     }
 }
 
-dtr_status parallel_ready(const parallel *p, const gpt *g, size_t param, int parts, bool first) {
-    const gpt_param *from = &g->params[param];
-    if (p->scratch != NULL) {
-        float *sum = dtr_tensor_data(dtr_ddp_grad(p->ddp, param));
-        for (size_t k = 0; k < from->count; k++) {
-            sum[k] = (first ? 0 : sum[k]) + from->grad[k] / (float)parts;
-        }
+dtr_status parallel_ready(const parallel *p, size_t param, int parts, bool first) {
+    dtr_tensor *sum = dtr_ddp_grad(p->ddp, param);
+    void *stream = p->engine->stream;
+    dtr_status s = DTR_OK;
+    if (p->scratch != NULL && first) {
+        s = dtr_tensor_fill(sum, 0, stream);
     }
-    return dtr_ddp_grad_ready(p->ddp, param, NULL);
+    if (p->scratch != NULL && s == DTR_OK) {
+        s = dtr_tensor_axpy(sum, 1.0 / parts, p->scratch[param], stream);
+    }
+    return s == DTR_OK ? dtr_ddp_grad_ready(p->ddp, param, stream) : s;
 }
 
 /* ---- checkpoints ---- */

@@ -12,7 +12,7 @@
 #include <dtr/dtr.h>
 
 #include "corpus.h"
-#include "gpt.h"
+#include "engine.h"
 #include "options.h"
 #include "parallel.h"
 
@@ -22,7 +22,7 @@ typedef struct trainer {
     dtr_group *group;
     int rank, size;
     corpus text;
-    gpt *model;
+    engine engine;
     parallel p;
     FILE *curve; /* [--curve] on rank 0 */
     int part;    /* backward pass of this step, from 0 */
@@ -109,17 +109,13 @@ static bool train_alone(trainer *t) {
 
 /* ---- set-up ---- */
 
-/* Memory of this rank. False when there is too little. */
-static bool make_model(trainer *t) {
+static bool make_model(trainer *t, char *why, size_t cap) {
     const train_options *o = &t->options;
     size_t bytes = (size_t)o->batch * (size_t)o->model.context;
-    t->model = gpt_create(o->model, o->batch, o->seed);
-    if (t->model == NULL) {
-        return false;
-    }
     t->input = malloc(bytes);
     t->target = malloc(bytes);
-    return t->input != NULL && t->target != NULL;
+    return t->input != NULL && t->target != NULL &&
+           engine_open(&t->engine, t->world, o->model, o->batch, o->seed, why, cap);
 }
 
 static bool prepare(trainer *t) {
@@ -130,7 +126,7 @@ static bool prepare(trainer *t) {
                  t->text.size, t->options.model.context);
         ok = false;
     }
-    ok = ok && make_model(t);
+    ok = ok && make_model(t, why, sizeof why);
     if (ok && t->rank == 0 && t->options.curve != NULL) {
         t->curve = fopen(t->options.curve, "w");
         snprintf(why, sizeof why, "cannot write %s", t->options.curve);
@@ -171,7 +167,7 @@ static bool resume(trainer *t) {
 
 static void grad_ready(void *arg, size_t param) {
     trainer *t = arg;
-    dtr_status s = parallel_ready(&t->p, t->model, param, t->options.accumulate, t->part == 0);
+    dtr_status s = parallel_ready(&t->p, param, t->options.accumulate, t->part == 0);
     if (t->failed == DTR_OK) {
         t->failed = s;
     }
@@ -189,8 +185,8 @@ static dtr_status global_loss(trainer *t, float mine, float *loss) {
 
 /* Forward and backward of one batch; averaged with the last one of the step. */
 static dtr_status train_part(trainer *t, float *loss) {
-    gpt *g = t->model;
     const train_options *o = &t->options;
+    float mine = 0;
     load_batch(t, t->step, (t->part * t->size + t->rank) * o->batch, o->batch, t->input, t->target);
     dtr_status s = dtr_ddp_set_sync(t->p.ddp, t->part == o->accumulate - 1);
     if (s == DTR_OK) {
@@ -199,16 +195,21 @@ static dtr_status train_part(trainer *t, float *loss) {
     if (DTR_FAILED(s)) {
         return s;
     }
-    *loss += gpt_forward(g, t->input, t->target) / (float)o->accumulate;
+    engine_forward(&t->engine, t->input, t->target);
     s = dtr_ddp_forward_end(t->p.ddp, NULL, 0);
     if (DTR_FAILED(s)) {
         return s;
     }
-    parallel_point(&t->p, g);
+    parallel_point(&t->p);
     t->failed = DTR_OK;
-    gpt_backward(g, t->input, t->target, grad_ready, t);
-    s = dtr_ddp_backward_end(t->p.ddp, NULL);
-    return DTR_FAILED(t->failed) ? t->failed : s;
+    engine_backward(&t->engine, grad_ready, t);
+    s = dtr_ddp_backward_end(t->p.ddp, t->engine.stream);
+    s = DTR_FAILED(t->failed) ? t->failed : s;
+    if (s == DTR_OK) {
+        s = engine_loss(&t->engine, &mine);
+        *loss += mine / (float)o->accumulate;
+    }
+    return s;
 }
 
 static dtr_status train_step(trainer *t, float *loss) {
@@ -329,8 +330,10 @@ static bool train(trainer *t) {
 /* ---- after training ---- */
 
 /* Every rank sees every rank's hash of its parameters. */
-static bool same_parameters(const trainer *t) {
-    int64_t mine = (int64_t)gpt_hash(t->model), *all = calloc((size_t)t->size, sizeof *all);
+static bool same_parameters(trainer *t) {
+    gpt *g = engine_fetch(&t->engine);
+    int64_t mine = g != NULL ? (int64_t)gpt_hash(g) : t->rank; /* without: different */
+    int64_t *all = calloc((size_t)t->size, sizeof *all);
     bool same =
         all != NULL && dtr_allgather(t->group, dtr_cpu(&mine, 1, DTR_I64),
                                      dtr_cpu(all, (size_t)t->size, DTR_I64), NULL, NULL) == DTR_OK;
@@ -359,16 +362,17 @@ static bool verified(const trainer *t) {
     return ok;
 }
 
-static void sample(const trainer *t) {
+static void sample(trainer *t) {
     if (t->rank != 0 || t->options.sample == 0) {
         return;
     }
     static const char prompt[] = "The ";
     size_t filled = sizeof prompt - 1, length = filled + (size_t)t->options.sample;
     uint8_t *text = calloc(length + 1, 1);
-    if (text != NULL) {
+    gpt *g = engine_fetch(&t->engine);
+    if (text != NULL && g != NULL) {
         memcpy(text, prompt, filled);
-        gpt_sample(t->model, text, filled, length, 0.7f, t->options.seed);
+        gpt_sample(g, text, filled, length, 0.7f, t->options.seed);
         printf("sample: %s\n", (char *)text);
     }
     free(text);
@@ -380,7 +384,7 @@ static void introduce_options(const trainer *t) {
     dtr_zero_state state;
     if (o->zero && dtr_optim_state(t->p.optim, 0, &state) == DTR_OK) {
         printf("sharded optimizer: %zu bytes of state on this rank, %zu without sharding\n",
-               dtr_optim_state_nbytes(t->p.optim), 2 * sizeof(float) * gpt_count(t->model));
+               dtr_optim_state_nbytes(t->p.optim), 2 * sizeof(float) * gpt_count(t->engine.model));
     }
     if (o->accumulate > 1) {
         printf("%d backward passes per step\n", o->accumulate);
@@ -400,9 +404,9 @@ static void introduce(const trainer *t) {
         printf("train_gpt: %zu parameters in %zu arrays, %d ranks x batch %d x context %d, %zu "
                "bytes of text from %d "
                "file%s, %s\n",
-               gpt_count(t->model), t->model->n_params, t->size, t->options.batch,
+               gpt_count(t->engine.model), t->engine.model->n_params, t->size, t->options.batch,
                t->options.model.context, t->text.size, t->text.files, t->text.files == 1 ? "" : "s",
-               gpt_matmul_name());
+               engine_name());
         introduce_options(t);
         fflush(stdout);
     }
@@ -412,7 +416,7 @@ static bool run(trainer *t) {
     if (!prepare(t)) {
         return false;
     }
-    dtr_status s = parallel_make(&t->p, t->group, t->model, &t->options);
+    dtr_status s = parallel_make(&t->p, &t->engine, &t->options);
     if (DTR_FAILED(s)) {
         fprintf(stderr, "train_gpt: rank %d: %s: %s\n", t->rank, dtr_status_name(s),
                 dtr_last_error_message());
@@ -449,14 +453,14 @@ static bool run(trainer *t) {
 }
 
 static void clean_up(trainer *t) {
-    parallel_free(&t->p, t->model);
+    parallel_free(&t->p);
     if (t->curve != NULL) {
         fclose(t->curve);
     }
     if (t->options.deterministic) {
         dtr_group_destroy(t->group);
     }
-    gpt_free(t->model);
+    engine_close(&t->engine);
     corpus_free(&t->text);
     free(t->input);
     free(t->target);
@@ -484,6 +488,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "train_gpt: %s\n", dtr_last_error_message());
         return 1;
     }
+    t.p.world = t.world;
     t.group = t.p.group = dtr_world_group(t.world);
     t.rank = dtr_world_rank(t.world);
     t.size = dtr_world_size(t.world);
