@@ -7,7 +7,8 @@
 #include <string.h>
 
 static const char help[] =
-    "train_gpt - train a small transformer on text, one MPI rank per shard of each batch\n"
+    "train_gpt - train a small transformer on text, one MPI rank per shard of each batch;\n"
+    "train_gpt_gpu - the same on a GPU for each rank\n"
     "  mpirun -n 2 train_gpt [options]\n\n"
     "  --data PATH        text file, or directory of text files (default "
     "/usr/share/common-licenses)\n"

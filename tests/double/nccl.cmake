@@ -168,22 +168,27 @@ target_include_directories(test_double_ddp_one_gpu PRIVATE "${PROJECT_SOURCE_DIR
 dtr_add_mpi_run(double_ddp_one_gpu_nccl TARGET test_double_ddp_one_gpu NPROCS 1 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_BACKEND=cpu:auto,cuda:nccl)
 
-# The example on the stand-ins: its own library with the real soname of cuBLAS in LD_LIBRARY_PATH. All on two ranks, and where
-# the ranks share a GPU.
-if(TARGET mlp_cuda)
+# The example on the stand-ins, which has to make the same losses as its twin on the CPU; also where the ranks share a GPU.
+if(TARGET train_gpt_gpu)
   dtr_add_double(fake_cublas SONAME libcublas.so.13 MAP "${CMAKE_CURRENT_SOURCE_DIR}/cublas/cublas.map" LIBS fake_cudart m
     SEEN cublas/fake_cublas.c)
   target_include_directories(fake_cublas PRIVATE "${PROJECT_SOURCE_DIR}/examples")
-  add_dependencies(double train_mlp_gpu fake_cublas)
-  foreach(run 1: 2: 2:DTR_FAKE_CUDA_UUID=one)
-    string(REGEX MATCH "^([0-9]):(.*)" all ${run})
-    set(n ${CMAKE_MATCH_1})
-    set(setting ${CMAKE_MATCH_2})
-    string(REGEX REPLACE ".+" "_shared" suffix "${setting}")
-    add_test(NAME double_train_mlp${suffix}_np${n} COMMAND "${PROJECT_SOURCE_DIR}/tests/examples/expect.sh"
-      "^${n} ranks on cuda" "^parameters on ${n} ranks: bitwise equal" "^one rank with the same global batch: .*: agrees$" --
-      ${DTR_MPIEXEC} -n ${n} $<TARGET_FILE:train_mlp_gpu> --verify --steps 20 --batch 8 --width 24)
-    set_tests_properties(double_train_mlp${suffix}_np${n} PROPERTIES LABELS double TIMEOUT 300 PROCESSORS ${n}
-      ENVIRONMENT "${DTR_TEST_ENVIRONMENT};LD_LIBRARY_PATH=${DTR_DOUBLE_LIB}:${PROJECT_BINARY_DIR}:${PROJECT_BINARY_DIR}/examples;${setting}")
-  endforeach()
+  add_dependencies(double train_gpt train_gpt_gpu fake_cublas)
+  set(small --steps 20 --layers 2 --width 24 --heads 2 --context 16 --batch 4 --rate 0.1 --sample 20)
+  function(dtr_check_gpt name ranks setting)
+    set(test double_train_gpt${name}_np${ranks})
+    add_test(NAME ${test} COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/same_losses.sh" "${CMAKE_CURRENT_BINARY_DIR}/${test}"
+      "${DTR_DOUBLE_LIB}:${PROJECT_BINARY_DIR}" $<TARGET_FILE:train_gpt> $<TARGET_FILE:train_gpt_gpu>
+      ${DTR_MPIEXEC} -n ${ranks} -- ${small} ${ARGN})
+    set_tests_properties(${test} PROPERTIES LABELS double TIMEOUT 300 PROCESSORS ${ranks}
+      ENVIRONMENT "${DTR_TEST_ENVIRONMENT};${setting}")
+  endfunction()
+  dtr_check_gpt("" 1 "" --verify)
+  dtr_check_gpt("" 2 DTR_FAKE_CUDA_DELAY_US=30 --verify)
+  dtr_check_gpt(_shared 2 DTR_FAKE_CUDA_UUID=one)
+  dtr_check_gpt(_parts 2 "" --accumulate 2 --clip 0.3 --zero)
+  add_test(NAME double_train_gpt_without COMMAND train_gpt_gpu --steps 1)
+  set_tests_properties(double_train_gpt_without PROPERTIES LABELS double TIMEOUT 300
+    PASS_REGULAR_EXPRESSION "no usable GPU .dtr-info says why.; train_gpt trains on the CPU"
+    ENVIRONMENT "${DTR_DOUBLE_ENVIRONMENT};DTR_FAKE_CUDA_NDEV=0")
 endif()
