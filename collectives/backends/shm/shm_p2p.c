@@ -9,12 +9,19 @@
 #include "engine/fast_entry.h"
 #include "shm_p2p.h"
 
-/* A new message, put at **tail; NULL when out of memory. */
-static dtr__shm_msg *add(dtr__shm_p2p *p, const dtr_p2p *op, size_t index, const dtr__call *c,
+static const char *site_of(const dtr_work *w) {
+    return w->memory.like != NULL ? w->memory.like->record.site : dtr__call_site_cached(&w->call);
+}
+
+/* A new message, put at **tail; NULL when out of memory. What the other side says is not read
+ * before it has come. */
+static dtr__shm_msg *add(dtr__shm_p2p *p, const dtr_p2p *op, size_t index, const dtr_work *w,
                          void ***tail) {
-    dtr__shm_msg *m = dtr__message_new(&p->pool, sizeof *m, sizeof *m, op, index);
+    const size_t own = offsetof(dtr__shm_msg, next);
+    dtr__shm_msg *m = dtr__message_new(&p->pool, sizeof *m, offsetof(dtr__message, own), op, index);
     if (m != NULL) {
-        memcpy(m->base.own.site, dtr__call_site_cached(c), sizeof m->base.own.site);
+        memset((char *)m + own, 0, sizeof *m - own);
+        memcpy(m->base.own.site, site_of(w), sizeof m->base.own.site);
         **tail = m;
         *tail = &m->base.sibling;
     }
@@ -166,7 +173,7 @@ static dtr_status begin(const dtr_group *g, dtr__shm_state *s, const dtr_work *w
     if (op->is_send) {
         DTR_TRY(dtr__shm_out_open(g, s, op->peer));
     }
-    dtr__shm_msg *m = add(s->p2p, op, index, &w->call, tail);
+    dtr__shm_msg *m = add(s->p2p, op, index, w, tail);
     if (m == NULL) {
         return dtr__message_no_memory(w, index, sizeof *m);
     }
@@ -233,9 +240,16 @@ static bool was_delivered(const dtr__shm_state *s, dtr_work *w) {
     return true;
 }
 
+/* A receive, without a message, of what has not come: many of one step ask that in turn. */
+static bool waits_still(const dtr_group *g, dtr__shm_state *s, const dtr_work *w) {
+    const dtr__shm_msg *m = w->request;
+    return w->call.kind == DTR__K_RECV && m != NULL && m->queued && m->base.peer >= 0 &&
+           dtr__shm_cell_next(g, s, m->base.peer) == NULL;
+}
+
 dtr_status dtr__shm_p2p_progress(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
-    if (was_delivered(s, w)) {
-        *done = true;
+    *done = was_delivered(s, w);
+    if (*done || waits_still(g, s, w)) {
         return DTR_OK;
     }
     if (!dtr__shm_enter(s->boards[g->rank])) {
@@ -340,9 +354,9 @@ bool dtr__shm_p2p_fast_start(dtr__shm_state *s, const dtr__call *c, dtr__p2p_set
 }
 
 /* 1: it is here; 0: nothing is; -1: something else is. */
-static int receive_now(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op, int peer) {
+static int receive_now(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op, size_t nbytes,
+                       int peer) {
     const dtr__shm_cell *cell = dtr__shm_cell_next(g, s, peer);
-    const size_t nbytes = bytes_of(op);
     if (cell == NULL) {
         return 0;
     }
@@ -360,7 +374,7 @@ static int receive_now(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op,
 static int receive_from_any(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op) {
     int found = 0;
     for (int r = 0; r < g->size && found == 0; r++) {
-        found = receive_now(g, s, op, r);
+        found = receive_now(g, s, op, bytes_of(op), r);
     }
     return found;
 }
@@ -377,7 +391,7 @@ int dtr__shm_p2p_fast_poll(const dtr_group *g, dtr__shm_state *s, const dtr__cal
         }
         int found = op->is_send                  ? send_now(p, dtr__call_site_cached(c), op)
                     : op->peer == DTR_ANY_SOURCE ? receive_from_any(g, s, op)
-                                                 : receive_now(g, s, op, op->peer);
+                                                 : receive_now(g, s, op, bytes_of(op), op->peer);
         if (found < 0) {
             return -1;
         }
@@ -398,7 +412,8 @@ int dtr__shm_fast_path_message(dtr_group *g, void *state, const dtr__fast_path *
     if (op.is_send
             ? p->out[op.peer].queue.head == NULL &&
                   dtr__shm_push_short(p, &p->out[op.peer], &op, entry->in_bytes, entry->record.site)
-            : p->early == NULL && p->posted.head == NULL && receive_now(g, s, &op, op.peer) > 0) {
+            : p->early == NULL && p->posted.head == NULL &&
+                  receive_now(g, s, &op, entry->in_bytes, op.peer) > 0) {
         return 1;
     }
     p->pending = 1;
@@ -412,13 +427,13 @@ void dtr__shm_p2p_fast_to_work(const dtr_group *g, dtr__shm_state *s, dtr_work *
     if (w->call.kind != DTR__K_BATCH && p->pending != 0) {
         dtr_p2p single;
         size_t n = 0;
-        queue_either(g, p, add(p, dtr__p2p_list(&w->call, &single, &n), 0, &w->call, &tail));
+        queue_either(g, p, add(p, dtr__p2p_list(&w->call, &single, &n), 0, w, &tail));
         return;
     }
     dtr__p2p_walk walk = dtr__p2p_begin(&w->call);
     for (const dtr_p2p *op; (op = dtr__p2p_next(&walk)) != NULL;) {
         if (dtr__p2p_set_has(p->pending, walk.index)) {
-            queue_either(g, p, add(p, op, walk.index, &w->call, &tail)); /* from the idle ones */
+            queue_either(g, p, add(p, op, walk.index, w, &tail)); /* from the idle ones */
         }
     }
 }

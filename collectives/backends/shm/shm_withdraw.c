@@ -64,7 +64,7 @@ void dtr__shm_has_written(const dtr_group *g, const dtr__shm_state *s) {
 
 /* ---- the own threads ---- */
 
-static _Thread_local char this_thread;
+static _Thread_local __attribute__((tls_model("initial-exec"))) char this_thread;
 
 bool dtr__shm_enter(dtr__shm_board *own) {
     const uint64_t me = (uint64_t)(uintptr_t)&this_thread;
