@@ -57,8 +57,9 @@ static void link_running(dtr_group *g, dtr_work *w) {
     }
 }
 
-/* Gives the engine's reference back. */
-static void unlink_running(dtr_group *g, dtr_work *w) {
+/* Gives the engine's reference back. Returns what is to be taken off `active`. */
+static int take_out(dtr_group *g, dtr_work *w) {
+    const int counted = !w->inline_call;
     dtr__queue *q = running_list(g, w);
     g->engine->bound -= w->run.bound;
     if (g->engine->p2p_unstarted == w) {
@@ -75,11 +76,15 @@ static void unlink_running(dtr_group *g, dtr_work *w) {
         dtr__work_defer_finish(g, w);
         pthread_mutex_unlock(&g->engine->queue_lock);
     }
-    if (!w->inline_call) {
-        g->engine->running--;
+    g->engine->running -= counted;
+    dtr__work_unref(w);
+    return counted;
+}
+
+static void unlink_running(dtr_group *g, dtr_work *w) {
+    if (take_out(g, w) > 0) {
         atomic_fetch_sub_explicit(&g->engine->active, 1, memory_order_release);
     }
-    dtr__work_unref(w);
 }
 
 static void take_incoming(dtr_group *g) {
@@ -130,9 +135,12 @@ void dtr__group_release_all(dtr_group *g, dtr_status s, dtr__queue *called) {
             b->withdraw(g, g->backends.state[i]);
         }
     }
+    int64_t now = 0;
+    int ended = 0;
     while (g->engine->works.head != NULL) {
-        dtr__work_end_locked(g->engine->works.head, s, error, called);
+        ended += dtr__work_end_locked(g->engine->works.head, s, error, called, &now);
     }
+    atomic_fetch_sub_explicit(&g->engine->open_works, ended, memory_order_release);
     /* Those in running lists are dropped by the next pass, which may have to cancel them. */
     dtr_work *w = g->engine->incoming.head;
     g->engine->incoming = (dtr__queue){ NULL, NULL };
@@ -296,19 +304,23 @@ static dtr_status run_finish(dtr_work *w) {
 }
 
 static void end_together(dtr_group *g, through *t, dtr__queue *called) {
+    int64_t now = 0;
+    int ended = 0, out = 0;
     if (t == NULL || t->n == 0) {
         return;
     }
     pthread_mutex_lock(&g->engine->queue_lock);
     for (int i = 0; i < t->n; i++) {
         if (!atomic_load_explicit(&t->work[i]->ended, memory_order_relaxed)) {
-            dtr__work_end_locked(t->work[i], DTR_OK, NULL, called);
+            ended += dtr__work_end_locked(t->work[i], DTR_OK, NULL, called, &now);
         }
     }
+    atomic_fetch_sub_explicit(&g->engine->open_works, ended, memory_order_release);
     pthread_mutex_unlock(&g->engine->queue_lock);
     for (int i = 0; i < t->n; i++) {
-        unlink_running(g, t->work[i]);
+        out += take_out(g, t->work[i]);
     }
+    atomic_fetch_sub_explicit(&g->engine->active, out, memory_order_release);
     t->n = 0;
 }
 

@@ -73,7 +73,19 @@ void dtr__work_unref(dtr_work *w);
 /* Those that have been given back, which are the caller's then, linked by next; one out of such a
  * list, or a new one where it is empty; and the end of a list. */
 dtr_work *dtr__works_take_idle(dtr__group_engine *e);
-dtr_work *dtr__work_take_from(dtr__group_engine *e, dtr_work **list);
+static inline dtr_work *dtr__work_begin_life(dtr_work *w, int refs) {
+    w->magic = DTR__WORK_MAGIC;
+    atomic_store_explicit(&w->refs, refs, memory_order_relaxed);
+    return w;
+}
+static inline dtr_work *dtr__work_take_from(dtr__group_engine *e, dtr_work **list) {
+    dtr_work *w = *list;
+    if (w == NULL) {
+        return dtr__work_new(e->pool, 1);
+    }
+    *list = w->next;
+    return dtr__work_begin_life(w, 1);
+}
 void dtr__works_free(dtr_work *list);
 /* Copy the counts or batch of the work's call into its own storage. False: out of memory. */
 bool dtr__work_own_arrays(dtr_work *w, int size);
@@ -86,8 +98,10 @@ bool dtr__work_reserve_batch(dtr_work *w, size_t n);
  * Works with callbacks are put on `called` for dtr__callbacks_run, the others are done at once.
  * False when somebody else has ended it. Any thread; queue_lock not held. */
 bool dtr__work_end(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called);
-/* The part of it under queue_lock, for ending many at once. */
-void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called);
+/* The part of it under queue_lock, for ending many at once, at one time: *now, 0 until it is looked
+ * at. True: it is done, and the caller has to take it off open_works. */
+bool dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called,
+                          int64_t *now);
 /* Bytes of the larger of input and output, of a batch or a scope of all its calls. */
 size_t dtr__work_nbytes(const dtr_work *w);
 /* Tell the program of a work that has ended (engine/hook.c). No lock held. */
@@ -186,7 +200,12 @@ void dtr__work_defer_finish(dtr_group *g, dtr_work *w);
 
 /* An operator of the program may be freed once every work that was described with it has given it
  * back, with its end, or as the part of another one. */
-void dtr__work_give_op(dtr_work *w);
+void dtr__work_give_held_op(dtr_work *w);
+static inline void dtr__work_give_op(dtr_work *w) {
+    if (w->memory.holds_op) {
+        dtr__work_give_held_op(w);
+    }
+}
 /* A described work that got no number: its last step stays the caller's. */
 void dtr__work_drop(dtr_work *w);
 

@@ -48,11 +48,9 @@ static dtr_status take_op(dtr_work *w, const dtr__call *c) {
     return DTR_OK;
 }
 
-void dtr__work_give_op(dtr_work *w) {
-    if (w->memory.holds_op) {
-        w->memory.holds_op = false;
-        dtr__user_op_give(w->call.op);
-    }
+void dtr__work_give_held_op(dtr_work *w) {
+    w->memory.holds_op = false;
+    dtr__user_op_give(w->call.op);
 }
 
 void dtr__work_reopen(dtr_work *w) {

@@ -88,12 +88,6 @@ void dtr__pool_close(dtr__pool *pool) {
     pool_unref(pool);
 }
 
-static dtr_work *begin_life(dtr_work *w, int refs) {
-    w->magic = DTR__WORK_MAGIC;
-    atomic_store_explicit(&w->refs, refs, memory_order_relaxed);
-    return w;
-}
-
 dtr_work *dtr__work_new(dtr__pool *pool, int refs) {
     pthread_mutex_lock(&pool->lock);
     dtr_work *w = pool->taken != NULL ? pool->taken : take_idle(pool);
@@ -107,20 +101,11 @@ dtr_work *dtr__work_new(dtr__pool *pool, int refs) {
         w->memory.pool = pool;
         atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
     }
-    return begin_life(w, refs);
+    return dtr__work_begin_life(w, refs);
 }
 
 dtr_work *dtr__works_take_idle(dtr__group_engine *e) {
     return take_idle(e->pool);
-}
-
-dtr_work *dtr__work_take_from(dtr__group_engine *e, dtr_work **list) {
-    dtr_work *w = *list;
-    if (w == NULL) {
-        return dtr__work_new(e->pool, 1);
-    }
-    *list = w->next;
-    return begin_life(w, 1);
 }
 
 void dtr__work_unref(dtr_work *w) {
@@ -192,7 +177,8 @@ bool dtr__work_own_arrays(dtr_work *w, int size) {
 
 /* ---- the end of a work ---- */
 
-void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called) {
+bool dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called,
+                          int64_t *now) {
     dtr_group *g = w->group;
     *(w->prev != NULL ? &w->prev->next : &g->engine->works.head) = w->next;
     *(w->next != NULL ? &w->next->prev : &g->engine->works.tail) = w->prev;
@@ -211,7 +197,7 @@ void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr
     }
     w->report.wanted = g->engine->hook.fn != NULL && w->seq != 0;
     if (!w->inline_call || w->report.wanted) {
-        w->report.ended_ns = dtr__stamp_ns();
+        w->report.ended_ns = *now = *now != 0 ? *now : dtr__stamp_ns();
     }
     dtr__work_mark_end(w, s);
     if (w->inline_call && w->report.wanted) {
@@ -225,21 +211,20 @@ void dtr__work_end_locked(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr
         w->next = NULL;
         *(called->tail != NULL ? &called->tail->next : &called->head) = w;
         called->tail = w;
-        return;
+        return false;
     }
-    bool counted = !w->inline_call;
+    const bool counted = !w->inline_call;
     atomic_store_explicit(&w->done, 1, memory_order_release); /* the handle may be released now */
-    if (counted) {
-        atomic_fetch_sub_explicit(&g->engine->open_works, 1, memory_order_release);
-    }
+    return counted;
 }
 
 bool dtr__work_end(dtr_work *w, dtr_status s, dtr__error_copy *error, dtr__queue *called) {
     dtr_group *g = w->group;
     pthread_mutex_lock(&g->engine->queue_lock);
     bool mine = !atomic_load_explicit(&w->ended, memory_order_relaxed);
-    if (mine) {
-        dtr__work_end_locked(w, s, error, called);
+    int64_t now = 0;
+    if (mine && dtr__work_end_locked(w, s, error, called, &now)) {
+        atomic_fetch_sub_explicit(&g->engine->open_works, 1, memory_order_release);
     }
     pthread_mutex_unlock(&g->engine->queue_lock);
     if (!mine && error != NULL && error != w->memory.pool->broken) {

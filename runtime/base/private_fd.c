@@ -58,15 +58,14 @@ void dtr__fork_watch(int world_rank) {
     (void)atomic_compare_exchange_strong(&first_rank, &none, world_rank);
 }
 
-dtr_status dtr__fork_check(const char *entry) {
-    DTR_REQUIRE(
-        !dtr__is_forked(), NULL, DTR_ERR_STATE,
+dtr_status dtr__fork_error(const char *entry) {
+    return DTR_FAIL(
+        NULL, DTR_ERR_STATE,
         "%s%sthis process (%d) was forked from rank %d (process %d): the world, its groups, "
         "works and memory belong to that rank, and nothing of them works here. Call the "
         "library in the rank itself; a child may exec another program, or exit",
         entry != NULL ? entry : "", entry != NULL ? ": " : "", (int)getpid(),
         atomic_load(&first_rank), atomic_load(&first_pid));
-    return DTR_OK;
 }
 
 void dtr__private_fd_begin(void) {

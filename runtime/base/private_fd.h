@@ -16,7 +16,10 @@ static inline bool dtr__is_forked(void) {
     return __builtin_expect(atomic_load_explicit(dtr__own_process, memory_order_relaxed) == 0, 0);
 }
 /* DTR_ERR_STATE in a forked child, with a message that begins with `entry` unless it is NULL. */
-dtr_status dtr__fork_check(const char *entry);
+dtr_status dtr__fork_error(const char *entry);
+static inline dtr_status dtr__fork_check(const char *entry) {
+    return dtr__is_forked() ? dtr__fork_error(entry) : DTR_OK;
+}
 /* From here on a forked child is recognised as one. Called before a world owns anything. */
 void dtr__fork_watch(int world_rank);
 
