@@ -22,6 +22,7 @@ enum {
     POLLS_AT_ONCE = 32,       /* fewer take less than it is worth to read the clock again */
     POLLS_OVERSUBSCRIBED = 2, /* the same where each may give the processor away */
     CALLS_PER_VISIT = 64,     /* between two visits to the notifier */
+    MESSAGES_PER_VISIT = 256, /* the same of messages with a work, for which more is to come */
     BATCH_MOST = DTR__REC_RUN_ENTRIES,
 };
 
@@ -511,7 +512,7 @@ bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
     if (*status == DTR_OK) {
         *work = w;
     }
-    if (seq % CALLS_PER_VISIT == 0 || *status < 0) {
+    if (seq % MESSAGES_PER_VISIT == 0 || *status < 0) {
         dtr__notifier_visit(g->world);
     }
     return true;

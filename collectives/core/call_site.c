@@ -10,30 +10,12 @@
 #include "core/call_site.h"
 #include "recorder/hash.h"
 
-/* Set and taken on every call, so it must be cheap: no call to find the thread's block. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
-    const char *file;
-    int line;
-} noted;
-
-/* The call this thread is inside of that starts operations of its own; address NULL: none. What has
- * no place of its own was called from there. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) dtr__call_site held;
-
-static void forget(void) {
-    noted.file = held.file;
-    noted.line = held.line;
-}
-
-/* A call site that the caller named is known by its line alone. */
-static void *address_of(void *return_address) {
-    bool inside = held.address != NULL && noted.file == held.file && noted.line == held.line;
-    return inside ? held.address : return_address;
-}
+_Thread_local __attribute__((tls_model("initial-exec"))) dtr__call_site dtr__call_site_noted,
+    dtr__call_site_around;
 
 void dtr_call_site(const char *file, int line) {
-    noted.file = file;
-    noted.line = line;
+    dtr__call_site_noted.file = file;
+    dtr__call_site_noted.line = line;
 }
 
 /* ---- texts ---- */
@@ -120,49 +102,40 @@ void dtr_call_site_copy(const char *file, int line) {
 }
 
 void dtr__call_site_take(dtr__call *c, void *return_address) {
-    c->file = noted.file;
-    c->line = noted.line;
-    c->return_address = address_of(return_address);
-    forget();
+    c->file = dtr__call_site_noted.file;
+    c->line = dtr__call_site_noted.line;
+    c->return_address = dtr__call_site_address(return_address);
+    dtr__call_site_drop();
 }
 
 const char *dtr__call_site_peek(void *return_address, char *text, size_t cap) {
-    dtr__call c = { .file = noted.file,
-                    .line = noted.line,
-                    .return_address = address_of(return_address) };
+    dtr__call c = { .file = dtr__call_site_noted.file,
+                    .line = dtr__call_site_noted.line,
+                    .return_address = dtr__call_site_address(return_address) };
     return dtr__call_site_text(&c, text, cap);
 }
 
 dtr__call_site dtr__call_site_hold(void *return_address) {
-    dtr__call_site before = held;
-    held = (dtr__call_site){ noted.file, noted.line, address_of(return_address) };
+    dtr__call_site before = dtr__call_site_around;
+    dtr__call_site_around = (dtr__call_site){ dtr__call_site_noted.file, dtr__call_site_noted.line,
+                                              dtr__call_site_address(return_address) };
     return before;
 }
 
 dtr__call_site dtr__call_site_held(void) {
-    return held;
+    return dtr__call_site_around;
 }
 
 dtr__call_site dtr__call_site_hold_at(const dtr__call_site *at) {
-    dtr__call_site before = held;
-    held = *at;
-    forget();
+    dtr__call_site before = dtr__call_site_around;
+    dtr__call_site_around = *at;
+    dtr__call_site_drop();
     return before;
 }
 
 void dtr__call_site_unhold(const dtr__call_site *before) {
-    held = *before;
-    forget();
-}
-
-bool dtr__call_site_is(const dtr__call *c, void *return_address) {
-    return c->file == noted.file &&
-           (c->file != NULL ? c->line == noted.line
-                            : c->return_address == address_of(return_address));
-}
-
-void dtr__call_site_drop(void) {
-    forget();
+    dtr__call_site_around = *before;
+    dtr__call_site_drop();
 }
 
 const char *dtr__call_site_text(const dtr__call *c, char *text, size_t cap) {

@@ -118,7 +118,7 @@ static bool enter(slot *s, uint64_t at_least, uint64_t at_most) {
 
 /* The same where only this thread issues operations: an exchange would wait until all earlier
  * stores, such as those to peers, have gone out. Other threads may end works, which is rare. */
-static bool enter_alone(slot *s, uint64_t at_least, uint64_t at_most) {
+static inline bool enter_alone(slot *s, uint64_t at_least, uint64_t at_most) {
     uint64_t number = atomic_load_explicit(&s->word[0], memory_order_relaxed);
     bool fits = number >= at_least && number <= at_most; /* BUSY does not */
     if (fits) {
@@ -216,7 +216,7 @@ static void expect(slot *s) {
     }
 }
 
-static slot *enter_next(dtr__recorder *recorder, uint64_t *number) {
+static inline slot *enter_next(dtr__recorder *recorder, uint64_t *number) {
     *number = next_number(recorder);
     slot *s = slot_of(recorder, *number);
     const bool entered =
@@ -224,7 +224,8 @@ static slot *enter_next(dtr__recorder *recorder, uint64_t *number) {
     return entered ? s : NULL;
 }
 
-static void leave_begun(const dtr_world *world, slot *s, uint64_t number, const dtr__record *r) {
+static inline void leave_begun(const dtr_world *world, slot *s, uint64_t number,
+                               const dtr__record *r) {
     leave(s, number);
     expect(slot_of(world->recorder, number + AHEAD));
     if (world->recording.counters != NULL) {

@@ -165,7 +165,7 @@ dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer) {
 
 /* `lines` one behind the other for the next cell, and one for the mark behind it; NULL while they
  * are taken. */
-static dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
+static inline dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
     dtr__shm_channel *channel = out->channel;
     const uint64_t pad = out->at + lines > channel->lines ? channel->lines - out->at : 0;
     const uint64_t until = out->pushed + pad + lines + 1;
@@ -185,8 +185,8 @@ static dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
     return cell_at(channel, out->at);
 }
 
-static void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell, uint64_t lines,
-                 dtr__shm_cell_kind kind) {
+static inline void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell, uint64_t lines,
+                        dtr__shm_cell_kind kind) {
     out->at += lines;
     out->pushed += lines;
     if (out->at == out->channel->lines) {
