@@ -70,6 +70,7 @@ typedef struct dtr__shm_msg {
     bool done;
     bool waits; /* send: its caller has nothing else to do */
     uint8_t where, slot;
+    uint8_t polls; /* since it differs */
     size_t moved;
     uint64_t at;
 } dtr__shm_msg;
