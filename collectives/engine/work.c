@@ -39,11 +39,11 @@ static void work_free(dtr_work *w) {
     pool_unref(pool);
 }
 
-void dtr__works_free(dtr_work *w) {
-    while (w != NULL) {
-        dtr_work *next = w->next;
-        work_free(w);
-        w = next;
+void dtr__works_free(dtr_work *list) {
+    while (list != NULL) {
+        dtr_work *next = list->next;
+        work_free(list);
+        list = next;
     }
 }
 

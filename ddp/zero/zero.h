@@ -72,7 +72,7 @@ void dtr__zero_copy_from(dtr__zero_copies *c, const dtr_tensor *t, const dtr_ten
                          size_t from, size_t count, const void *memory);
 dtr_status dtr__zero_copies_end(const dtr__zero_copies *c);
 /* Zero memory of a step. */
-dtr_status dtr__zero_clear(const dtr_ddp *ddp, void *at, size_t nbytes);
+dtr_status dtr__zero_clear(const dtr_ddp *ddp, void *to, size_t nbytes);
 
 /* Bytes of the module's device to host memory and back, behind the stream of the newest
  * backward_end; the host waits. */

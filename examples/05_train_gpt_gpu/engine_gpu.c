@@ -244,11 +244,12 @@ static gpu_matrix scores(const struct engine_own *o, float *data, int seq) {
 
 static gpt_args score_rows(const struct engine_own *o, float *y, const float *x) {
     const gpt_config *c = &o->there.config;
+    const int size = c->width / c->heads;
     return (gpt_args){ .y = y,
                        .x = x,
                        .items = (long)o->rows * c->heads,
                        .columns = c->context,
-                       .scale = 1.0f / sqrtf((float)(c->width / c->heads)) };
+                       .scale = 1.0f / sqrtf((float)size) };
 }
 
 static void attention(struct engine_own *o, const block_act *b) {

@@ -51,25 +51,25 @@ typedef enum dtr__tcp_mode {
     DTR__TCP_AT_ONCE   /* small, and never waits for a receive: few of them */
 } dtr__tcp_mode;
 int dtr__tcp_send(dtr__tcp *t, uint64_t channel, int to, int tag, const void *data, size_t nbytes,
-                  dtr__tcp_mode mode, dtr__tcp_op **op);
+                  dtr__tcp_mode mode, dtr__tcp_op **out);
 /* A message that is longer than `nbytes` is dropped, and its length said. */
 int dtr__tcp_recv(dtr__tcp *t, uint64_t channel, int from, int tag, void *data, size_t nbytes,
-                  dtr__tcp_op **op);
+                  dtr__tcp_op **out);
 
 typedef struct dtr__tcp_arrival {
     int source, tag;
     size_t nbytes;
     bool cancelled;
 } dtr__tcp_arrival;
-/* What is complete is gone: *op is NULL then. A message to or from a rank whose connection has
+/* What is complete is gone: *at is NULL then. A message to or from a rank whose connection has
  * ended is a failure after some seconds, in which others may say what became of it. */
-int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **op, int *complete, dtr__tcp_arrival *a);
+int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a);
 /* Is a message here that no receive has? */
 bool dtr__tcp_probe(dtr__tcp *t, uint64_t channel, int from, int tag, dtr__tcp_arrival *a);
 /* A receive that no message has met is complete then, and cancelled. */
 void dtr__tcp_cancel(dtr__tcp *t, dtr__tcp_op *op);
 /* Ends it in any case: its memory is not touched afterwards. */
-void dtr__tcp_abandon(dtr__tcp *t, dtr__tcp_op **op);
+void dtr__tcp_abandon(dtr__tcp *t, dtr__tcp_op **at);
 
 /* Data are copied, and sent in order behind what was sent to that rank before. */
 dtr_status dtr__tcp_note(dtr__tcp *t, int to, int tag, uint64_t channel, const void *head,
