@@ -305,6 +305,11 @@ START_TEST(good_before_bad) {
     }
     th_barrier();
     release_all(w, 2);
+    for (double end = th_now() + 30; dtr_group_status(th_group()) == DTR_OK && th_now() < end;) {
+        TH_IS(dtr_world_progress(th_world()), DTR_OK); /* until the others know of it too */
+        th_sleep(0.001);
+    }
+    TH_CHECK(dtr_group_status(th_group()) == DTR_ERR_MISMATCH, "not broken on this rank");
     TH_AGREE();
     th_good_allreduce(dtr_world_group(th_world()));
 }
