@@ -107,9 +107,8 @@ void dtr__work_block(dtr_work *w) {
 
 /* ---- several works ---- */
 
-enum {
-    FEW = 64
-}; /* that have not ended well; of more the whole list is looked through each time */
+/* As many as have not ended well are listed; of more the whole list is looked through each time. */
+enum { FEW = 64 };
 
 typedef struct several {
     dtr_work *const *works; /* those that matter, which are all or, in their order, some */

@@ -413,14 +413,16 @@ static dtr_status receive_nodes(boot *o, const plan *p, int *member) {
         return DTR_OK;
     }
     DTR_TRY(get_some(o, "node", o->b.rank, 0, &v, sizeof v, &n));
-    o->n_members = v.n;
-    for (int i = 0; i < o->b.size && i < v.n && (size_t)i < sizeof v.rank / sizeof v.rank[0]; i++) {
-        member[i] = v.rank[i] >= 0 && v.rank[i] < o->b.size ? v.rank[i] : -1;
+    bool fine = v.n >= 1 && v.n <= o->b.size && n == sizeof v.n + (size_t)v.n * sizeof v.rank[0];
+    for (int i = 0, least = 0; i < v.n && fine; i++) { /* they ascend */
+        fine = v.rank[i] >= least && v.rank[i] < o->b.size;
+        member[i] = v.rank[i];
         here |= v.rank[i] == o->b.rank;
+        least = v.rank[i] + 1;
     }
-    DTR_REQUIRE(here && v.n >= 1 && v.n <= o->b.size &&
-                    n == sizeof v.n + (size_t)v.n * sizeof v.rank[0],
-                NULL, DTR_ERR_MISMATCH, WHAT "key 'node.%d' is none of this library", o->b.rank);
+    DTR_REQUIRE(fine && here, NULL, DTR_ERR_MISMATCH, WHAT "key 'node.%d' is none of this library",
+                o->b.rank);
+    o->n_members = v.n;
     return DTR_OK;
 }
 

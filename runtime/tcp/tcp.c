@@ -14,9 +14,8 @@
 
 enum { EVENTS = 32 };
 #define DUE_NS INT64_C(20000)
-#define GRACE_NS                                                                     \
-    INT64_C(3000000000) /* in which others may say why a rank's connection has ended \
-                         */
+/* In which others may say why a rank's connection has ended. */
+#define GRACE_NS INT64_C(3000000000)
 
 /* ---- connections ---- */
 
@@ -51,10 +50,11 @@ void dtr__tcp_want_to_write(const dtr__tcp *t, dtr__conn *c, bool want) {
 }
 
 /* What was being read is given up: a message that is not here as a whole never will be. */
-static void drop_reading(dtr__conn *c) {
-    if (c->into != NULL && (c->into->op != NULL || c->into->dropped)) {
-        free(c->into); /* else it is in the list of those that have come, and never whole */
+static void drop_reading(dtr__tcp *t, dtr__conn *c) {
+    if (c->into != NULL && c->into->op == NULL && !c->into->dropped) {
+        dtr__tcp_forget(t, c->into);
     }
+    free(c->into);
     free(c->note);
     c->into = NULL;
     c->note = NULL;
@@ -71,7 +71,7 @@ void dtr__tcp_close(dtr__tcp *t, dtr__conn *c) {
     c->fd = -1;
     t->n_closed++;
     t->n_strangers -= !c->dialed && !c->ready;
-    drop_reading(c);
+    drop_reading(t, c);
     if (c->rank >= 0) {
         dtr__peer *p = &t->peer[c->rank];
         p->out = p->out == c ? NULL : p->out;

@@ -162,5 +162,7 @@ void dtr__op_done(dtr__tcp *t, dtr__tcp_op *op);
 /* The frame in c->frame has come: where does what follows go? False: it makes no sense. */
 bool dtr__tcp_begin(dtr__tcp *t, dtr__conn *c);
 void dtr__tcp_finish(dtr__tcp *t, dtr__conn *c); /* what follows is here */
+/* Takes it, which no receive has met, off the list of what has come. */
+void dtr__tcp_forget(dtr__tcp *t, const dtr__arrived *a);
 
 #endif /* DTR_TCP_INTERNAL_H */

@@ -105,6 +105,14 @@ static dtr__arrived *take_arrived(dtr__tcp *t, dtr__arrived **at) {
     return a;
 }
 
+void dtr__tcp_forget(dtr__tcp *t, const dtr__arrived *a) {
+    dtr__arrived **at = &t->arrived;
+    while (*at != a) {
+        at = &(*at)->next;
+    }
+    (void)take_arrived(t, at);
+}
+
 /* No receive has it: it goes to the end of the list, to be found in its order. */
 static void keep_arrived(dtr__tcp *t, dtr__conn *c) {
     const dtr__frame *f = &c->frame;

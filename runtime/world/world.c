@@ -197,7 +197,10 @@ static dtr_status find_places(dtr_world *w, void *scratch) {
         DTR_TRY(dtr__wait_open(w, scratch));
         DTR_TRY(cut_host(w));
     }
-    dtr__rank_facts mine = { w->rank, own_id() }, *facts = scratch;
+    dtr__rank_facts mine, *facts = scratch;
+    memset(&mine, 0, sizeof mine); /* its gap is sent too */
+    mine.leader = w->rank;
+    mine.id = own_id();
     DTR_TRY(dtr__exchange_broadcast(dtr__members_of_node(w), &mine.leader, sizeof mine.leader, 0));
     DTR_TRY(dtr__exchange_allgather(dtr__members_of(w), &mine, facts, sizeof mine));
     w->job_id = facts[0].id;

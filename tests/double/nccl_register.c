@@ -160,19 +160,24 @@ static void *let_go_main(void *event) {
     return NULL;
 }
 
-/* AA7: what the program's streams still do with a block is over when its memory goes. */
-START_TEST(AA7_free_waits) {
-    cudaEvent_t open;
-    cudaStream_t stream = held_stream(&open);
+/* Frees a block that a held stream has to use, and returns that stream. */
+static cudaStream_t drop_while_used(dtr_buffer m, cudaEvent_t *open) {
+    cudaStream_t stream = held_stream(open);
     pthread_t thread;
-    dtr_buffer m = device_f32(LARGE);
     TH_CHECK(cudaMemsetAsync(m.data, 0, N, stream) == cudaSuccess, "fill");
     dtr_fake_cuda_log_start();
     atomic_store(&dropped, 0);
-    TH_CHECK(pthread_create(&thread, NULL, let_go_main, open) == 0, "thread");
+    TH_CHECK(pthread_create(&thread, NULL, let_go_main, *open) == 0, "thread");
     drop(m);
     atomic_store(&dropped, 1);
     pthread_join(thread, NULL);
+    return stream;
+}
+
+/* AA7: what the program's streams still do with a block is over when its memory goes. */
+START_TEST(AA7_free_waits) {
+    cudaEvent_t open;
+    cudaStream_t stream = drop_while_used(device_f32(LARGE), &open);
     TH_CHECK(calls("ncclMemFree ptr") == 1, "%s", dtr_fake_cuda_log_text());
     TH_CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
     cudaEventDestroy(open);
@@ -387,16 +392,7 @@ END_TEST
 /* AA7: a small block's place is nobody else's while a stream of the program has to use it. */
 START_TEST(AA7_small_free_waits) {
     cudaEvent_t open;
-    cudaStream_t stream = held_stream(&open);
-    pthread_t thread;
-    dtr_buffer m = device_f32(N);
-    TH_CHECK(cudaMemsetAsync(m.data, 0, N, stream) == cudaSuccess, "fill");
-    dtr_fake_cuda_log_start();
-    atomic_store(&dropped, 0);
-    TH_CHECK(pthread_create(&thread, NULL, let_go_main, open) == 0, "thread");
-    drop(m);
-    atomic_store(&dropped, 1);
-    pthread_join(thread, NULL);
+    cudaStream_t stream = drop_while_used(device_f32(N), &open);
     TH_CHECK(cudaStreamQuery(stream) == cudaSuccess, "freed before the stream had used it");
     cudaEventDestroy(open);
     cudaStreamDestroy(stream);
