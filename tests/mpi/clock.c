@@ -281,6 +281,9 @@ START_TEST(O4_a_thread_that_hangs_is_noticed_in_time) {
     }
     dtr__watchdog_stop(w); /* its looks are made here, and those of the others find that it hangs */
     (void)stop_clock();
+    while (atomic_load(&dtr__recorder_header(w)->progress_beat) != 0) {
+        th_sleep(0.001); /* until it rests: ten seconds pass faster here than it wakes from a nap */
+    }
     if (dtr_world_local_size(w) > 1) {
         count_to_limit(w, 100, 0);
         count_to_limit(w, 430, 0);
