@@ -259,6 +259,9 @@ static void count_to_limit(dtr_world *w, int step_ms, int own) {
     const int64_t step = step_ms * INT64_C(1000000);
     dtr__heartbeats *hs = dtr__heartbeats_new(w);
     memset(&lost, 0, sizeof lost);
+    while (own == 0 && atomic_load(&dtr__recorder_header(w)->progress_beat) != 0) {
+        th_sleep(0.001); /* until it rests: ten seconds pass faster here than it wakes from a nap */
+    }
     int64_t passed = -step;
     while (hs != NULL && lost.own + lost.others == 0 && passed < 3 * limit) {
         passed += step;
@@ -281,9 +284,6 @@ START_TEST(O4_a_thread_that_hangs_is_noticed_in_time) {
     }
     dtr__watchdog_stop(w); /* its looks are made here, and those of the others find that it hangs */
     (void)stop_clock();
-    while (atomic_load(&dtr__recorder_header(w)->progress_beat) != 0) {
-        th_sleep(0.001); /* until it rests: ten seconds pass faster here than it wakes from a nap */
-    }
     if (dtr_world_local_size(w) > 1) {
         count_to_limit(w, 100, 0);
         count_to_limit(w, 430, 0);
