@@ -149,7 +149,7 @@ static dtr_status nccl_open(dtr_group *g, void **state) {
     n->cuda = dtr__cuda_get()->ops;
     n->automatic = g->backends.device_named == NULL;
     n->copies = g->size == 1 && n->automatic;
-    n->config.name = g->name;
+    snprintf(n->config.name, sizeof n->config.name, "%s", g->name);
     /* Without a thread that sees limits pass nobody could end a call that blocks. */
     n->config.blocking = dtr__opt_number(&g->world->options, DTR__OPT_NCCL_BLOCKING) != 0 &&
                          dtr__progress_has_thread(g->world);

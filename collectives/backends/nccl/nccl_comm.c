@@ -459,13 +459,22 @@ static void make_and_end(dtr__nccl_comm *c) {
 }
 
 static void *apart_main(void *arg) {
-    make_and_end(arg);
-    dtr__nccl_comm_unref(arg);
+    dtr__nccl_comm *c = arg, *into = c->apart.into; /* the next call may be another's */
+    make_and_end(c);
+    if (into != NULL) {
+        dtr__nccl_comm_unref(into);
+    }
+    dtr__nccl_comm_unref(c);
     return NULL;
 }
 
-int dtr__nccl_make_apart(dtr__nccl_comm *c, int (*make)(dtr__nccl_comm *c)) {
+int dtr__nccl_make_apart(dtr__nccl_comm *c, dtr__nccl_comm *into,
+                         int (*make)(dtr__nccl_comm *comm)) {
     c->apart.make = make;
+    c->apart.into = into;
+    if (into != NULL) {
+        atomic_fetch_add_explicit(&into->refs, 1, memory_order_relaxed);
+    }
     atomic_store_explicit(&c->apart.stage, DTR__NCCL_APART_MADE, memory_order_relaxed);
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     if (c->owner->config.blocking && dtr__thread_start(NULL, "", true, apart_main, c) == 0) {

@@ -81,14 +81,14 @@ static dtr_status get_identifier(agreement *m, unsigned char id[DTR__NCCL_ID]) {
 }
 
 static int init(dtr__nccl_comm *c) {
-    return c->ops->init(c->device, &c->handle, c->size, c->apart.id, c->rank, c->apart.config);
+    return c->ops->init(c->device, &c->handle, c->size, c->apart.id, c->rank, &c->apart.config);
 }
 
 static dtr_status start(agreement *m, outcome *o) {
     dtr__nccl_comm *c = m->comm;
     static const char function[] = "ncclCommInitRankConfig";
-    c->apart.config = &c->owner->config;
-    int code = dtr__nccl_make_apart(c, init);
+    c->apart.config = c->owner->config;
+    int code = dtr__nccl_make_apart(c, NULL, init);
     DTR_TRY(dtr__nccl_agreement_settle(m, &code, o));
     if (o->refused) {
         return DTR_OK;

@@ -34,7 +34,8 @@ typedef struct dtr__nccl_apart {
     /* What the calls are given; turn, and constant while one is under way. */
     unsigned char id[DTR__NCCL_ID];
     int color, key;
-    const dtr__nccl_config *config;
+    dtr__nccl_config config;     /* of this communicator, whatever made it */
+    struct dtr__nccl_comm *into; /* of a split: whose config is taken; a reference */
     void *block, **window;
     size_t nbytes;
 } dtr__nccl_apart;
@@ -211,8 +212,10 @@ void dtr__nccl_close(dtr_group *g, void *state);
 dtr_status dtr__nccl_failed(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
                             int code);
 /* Make a call that waits for other ranks: its code, or that it is in progress, until dtr__nccl_poll
- * tells how it ended. The arguments are in comm->apart. turn held. */
-int dtr__nccl_make_apart(dtr__nccl_comm *comm, int (*make)(dtr__nccl_comm *comm));
+ * tells how it ended. The arguments are in comm->apart, and in `into` of a split, else NULL: both
+ * live until the call has returned, also if nobody waits for it any more. turn held. */
+int dtr__nccl_make_apart(dtr__nccl_comm *comm, dtr__nccl_comm *into,
+                         int (*make)(dtr__nccl_comm *comm));
 /* After a native call: wait until the communicator has done what it was asked for. */
 dtr_status dtr__nccl_settle(dtr__nccl_comm *comm, const dtr_work *w, const char *function,
                             int code);

@@ -22,7 +22,7 @@ typedef struct dtr__nccl_config {
     bool split_share;
     char network[DTR__NCCL_NETWORK]; /* "": NCCL chooses */
     bool blocking; /* calls return when they are done, and not while a thread of NCCL's does it */
-    const char *name; /* kept as long as the communicator */
+    char name[64]; /* lies where it is as long as the communicator lives */
 } dtr__nccl_config;
 
 typedef enum dtr__nccl_kind {

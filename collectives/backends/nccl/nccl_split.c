@@ -60,17 +60,18 @@ static dtr_status settle(splitting *s, dtr__nccl_comm *c, int code) {
 
 static int split_off(dtr__nccl_comm *p) {
     return p->ops->split(p->device, p->handle, p->apart.color, p->apart.key, &p->split,
-                         p->apart.config);
+                         &p->apart.into->apart.config);
 }
 
 static dtr_status run(splitting *s, int color, int key) {
     dtr__nccl_comm *p = s->parent, *c = s->child;
-    const struct dtr__nccl *n = c != NULL ? c->owner : p->owner;
     p->apart.color = c != NULL ? color : -1;
     p->apart.key = key;
-    p->apart.config = &n->config;
+    if (c != NULL) {
+        c->apart.config = c->owner->config;
+    }
     int busy = p->ops->in_progress;
-    int code = dtr__nccl_make_apart(p, split_off);
+    int code = dtr__nccl_make_apart(p, c != NULL ? c : p, split_off);
     if (code != 0 && code != busy) {
         return dtr__nccl_failed(p, NULL, "ncclCommSplit", code);
     }

@@ -105,7 +105,7 @@ static dtr_status make_one(dtr__nccl_agreement *m, void *block, void **window,
     c->apart.block = block;
     c->apart.window = window;
     (void)dtr__nccl_block_fits(c, block, &c->apart.nbytes);
-    int code = dtr__nccl_make_apart(c, add_window);
+    int code = dtr__nccl_make_apart(c, NULL, add_window);
     DTR_TRY(dtr__nccl_agreement_settle(m, &code, o));
     if (o->refused == FAILED) {
         return DTR_OK;
