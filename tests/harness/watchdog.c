@@ -2,11 +2,14 @@
 #include "watchdog.h"
 
 #include <errno.h>
+#include <execinfo.h>
 #include <mpi.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "harness.h"
 #include "world/world.h"
@@ -16,9 +19,16 @@ static struct {
     pthread_cond_t wake;
     bool running;
     pthread_t thread;
+    pthread_t tested; /* the thread that runs the test */
     const char *test;
     int rank, limit_s;
 } dog = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
+
+static void show_stack(int signal) {
+    void *at[48];
+    (void)signal;
+    backtrace_symbols_fd(at, backtrace(at, 48), STDERR_FILENO);
+}
 
 static void report(void) {
     dtr__record last[8];
@@ -30,7 +40,12 @@ static void report(void) {
                 dog.rank, (unsigned long long)last[i].number, last[i].kind, last[i].group,
                 (unsigned long long)last[i].seq, last[i].state, last[i].status, last[i].site);
     }
+    fprintf(stderr, "[rank%d] its stack, for addr2line -f -e:\n", dog.rank);
     fflush(NULL);
+    if (signal(SIGRTMAX - 1, show_stack) != SIG_ERR &&
+        pthread_kill(dog.tested, SIGRTMAX - 1) == 0) {
+        th_sleep(2); /* until this rank and the others have shown theirs */
+    }
 }
 
 static void *watch(void *arg) {
@@ -63,6 +78,7 @@ void th_watchdog_start(const char *test, int rank) {
     dog.test = test;
     dog.rank = rank;
     dog.running = true;
+    dog.tested = pthread_self();
     pthread_create(&dog.thread, NULL, watch, NULL);
 }
 
