@@ -262,7 +262,7 @@ static dtr_status let_go(dtr_ddp *ddp) {
     }
     dtr__zero_detach(ddp);
     dtr__ddp_join_drop(ddp);
-    (void)dtr__ddp_buffers_wait(ddp);
+    (void)dtr__ddp_buffers_finish(ddp);
     dtr__ddp_hook_groups_free(ddp);
     dtr__ddp_hook_drop(ddp);
     (void)dtr__ddp_delayed_wait(ddp);

@@ -138,7 +138,7 @@ static dtr_status ddp_set_group(dtr_ddp *ddp, dtr_group *group) {
         leave(ddp, entry);
         return DTR_OK;
     }
-    (void)dtr__ddp_buffers_wait(ddp); /* of a forward pass that was dropped */
+    (void)dtr__ddp_buffers_finish(ddp); /* of a forward pass that was dropped */
     dtr_status s = move(ddp, group, entry);
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     return dtr__ddp_result(ddp, s);

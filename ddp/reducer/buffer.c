@@ -68,7 +68,7 @@ dtr_status dtr_ddp_register_buffer_hook(dtr_ddp *ddp, dtr_ddp_buffer_hook fn, vo
     } else if (atomic_load(&ddp->state) != DTR__DDP_IDLE) {
         s = DTR_FAIL(&ctx, DTR_ERR_STATE, "%s: %s; register hooks between iterations", entry,
                      dtr__ddp_state_name(atomic_load(&ddp->state)));
-    } else if ((s = dtr__ddp_device_refuse(ddp, entry)) == DTR_OK) {
+    } else {
         ddp->reducer->buffers.hook = fn;
         ddp->reducer->buffers.state = state;
         ddp->reducer->buffers.when = when;
@@ -82,12 +82,33 @@ bool dtr__ddp_buffers_due(const dtr_ddp *ddp) {
            ddp->reducer->buffers.n_sync > 0;
 }
 
-dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp) {
+/* ---- the hook's work ---- */
+
+static dtr_work *take_work(dtr_ddp *ddp) {
     dtr_work *work = ddp->reducer->buffers.work;
-    if (work == NULL) {
-        return DTR_OK;
-    }
     ddp->reducer->buffers.work = NULL;
+    return work;
+}
+
+dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp) {
+    dtr_work *work = take_work(ddp);
+    dtr_status s = dtr__ddp_on_device(ddp) ? dtr_work_wait_stream(work, ddp->out.stream)
+                                           : dtr_work_wait(work, -1);
+    (void)dtr_work_release(work);
+    return s;
+}
+
+dtr_status dtr__ddp_buffers_finish(dtr_ddp *ddp) {
+    dtr_work *work = take_work(ddp);
+    dtr_status s = dtr_work_synchronize(work, -1);
+    (void)dtr_work_release(work);
+    return s;
+}
+
+/* The forward pass that it belongs to was dropped. On a device the stream that the hook gave it
+ * waits: what the hook queues there next comes behind. */
+static dtr_status wait_dropped(dtr_ddp *ddp) {
+    dtr_work *work = take_work(ddp);
     dtr_status s = dtr_work_wait(work, -1);
     (void)dtr_work_release(work);
     return s;
@@ -95,7 +116,7 @@ dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp) {
 
 /* A failing hook is noted: the ranks agree on it at backward_end. */
 static dtr_status call_hook(dtr_ddp *ddp) {
-    DTR_TRY(dtr__ddp_buffers_wait(ddp)); /* of a forward pass that was dropped */
+    DTR_TRY(wait_dropped(ddp));
     dtr_status s =
         ddp->reducer->buffers.hook(ddp->reducer->buffers.state, ddp->reducer->buffers.sync,
                                    ddp->reducer->buffers.n_sync, &ddp->reducer->buffers.work);

@@ -199,7 +199,10 @@ void dtr__ddp_join_drop(dtr_ddp *ddp);
 /* ---- buffer.c ---- */
 /* Broadcast or hook, if due here. *broken: the error is the group's. */
 dtr_status dtr__ddp_buffers_sync(dtr_ddp *ddp, dtr_ddp_when when, bool *broken);
+/* The hook's work, if there is one. Of backward_end: on a device its stream waits. Between
+ * iterations: the host waits. */
 dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp);
+dtr_status dtr__ddp_buffers_finish(dtr_ddp *ddp);
 
 /* ---- step.c ---- */
 /* Step the parameters of finished buckets, in order; any thread. */

@@ -370,14 +370,17 @@ DTR_API dtr_status dtr_ddp_set_buffer(dtr_ddp *ddp, size_t k, dtr_tensor *tensor
 typedef enum dtr_ddp_when { DTR_PRE_FORWARD, DTR_POST_FORWARD } dtr_ddp_when;
 
 /** Does what it likes with the buffers that are not ignored. It may leave a work in `*work`, which
- * dtr_ddp_backward_end waits for and releases. Its collectives need a group of their own. */
+ * dtr_ddp_backward_end waits for and releases. Its collectives need a group of their own. On a
+ * device it queues what it does on streams of the program, which the hook orders by itself behind
+ * what has written the buffers; a work is waited for by the stream of dtr_ddp_backward_end. */
 typedef dtr_status (*dtr_ddp_buffer_hook)(void *state, dtr_tensor *const *buffers, size_t n,
                                           dtr_work **work);
 
 /** Run a function on the buffers in place of the broadcast from rank 0, under the same conditions.
  *  @collective all members must register alike, no communication
  *  @blocking no
- *  @gpu host memory only: DTR_ERR_UNSUPPORTED
+ *  @gpu the buffers are final behind what the stream of dtr_ddp_backward_end holds on return, as
+ * far as the hook's work is concerned; the host does not wait
  *  @errors DTR_ERR_ARG (NULL, when), DTR_ERR_STATE (there is one already, or an iteration is
  * open)
  *  @since 0.1 */
