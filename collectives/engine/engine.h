@@ -247,6 +247,9 @@ const char *dtr__part_waits_for(dtr_group *g, dtr_work *part, bool named, char *
 
 /* Block until `w` is done. */
 void dtr__work_block(dtr_work *w);
+/* Make `stream` of the work's device wait for it, and the host for nothing. False: only the host
+ * can wait, and nothing was done; else *s is as dtr_work_wait_stream returns it. */
+bool dtr__work_order_stream(dtr_work *w, void *stream, dtr_status *s);
 
 /* True on a thread that is inside a completion callback of this world, or inside an operator of
  * the program, of any: it must not block. */

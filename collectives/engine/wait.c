@@ -416,6 +416,18 @@ static dtr_status wait_any(const several *any, size_t *index) {
     return dtr__work_result(any->works[found]);
 }
 
+/* ---- without the host ---- */
+
+bool dtr__work_order_stream(dtr_work *w, void *stream, dtr_status *s) {
+    if (dtr__work_is_final(w)) {
+        *s = dtr__work_result(w);
+        return true;
+    }
+    *s = DTR_OK;
+    return w->call.device.type != DTR_CPU && w->backend->stream_wait != NULL &&
+           w->backend->stream_wait(w, stream, s);
+}
+
 /* ---- dtr/work.h ---- */
 
 static dtr__trace *trace_of(const several *some) {

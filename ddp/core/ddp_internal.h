@@ -129,7 +129,9 @@ struct dtr_ddp_bucket {
     dtr__ddp_param *sparse;
     dtr_tensor *in_rows, *in_values, *out_rows, *out_values;
     _Atomic int64_t finished_ns; /* when the average was there, waited for or not; 0: not yet */
-    _Atomic uint64_t range;      /* of a profiler, since the launch; 0: none */
+    /* On a device: what steps are queued on goes on behind the average (reducer/step.c). */
+    _Atomic bool averaged;
+    _Atomic uint64_t range; /* of a profiler, since the launch; 0: none */
     /* Communication hook; pump_lock. */
     int depth;          /* of the step that ran last */
     dtr_buffer shown;   /* what the hook sees: the bucket, or a wrapper's copy in another type */

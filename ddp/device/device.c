@@ -44,6 +44,22 @@ dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp) {
     return DTR_OK;
 }
 
+void dtr__ddp_device_finish(dtr_ddp *ddp) {
+    const dtr__ddp_gpu *g = ddp->gpu;
+    (void)dtr__ddp_device_synchronize(ddp);
+    if (g != NULL && g->step_stream != NULL) {
+        (void)g->ops->stream_synchronize(g->index, g->step_stream);
+    }
+}
+
+dtr_status dtr__ddp_device_step_open(dtr_ddp *ddp) {
+    dtr__ddp_gpu *g = ddp->gpu;
+    if (dtr__ddp_on_device(ddp) && g->step_stream == NULL) {
+        DTR_CUDA_TRY(g->ops->stream_new(g->index, false, &g->step_stream), DTR_ERR_CUDA);
+    }
+    return DTR_OK;
+}
+
 /* ---- contributions ---- */
 
 /* The bucket has an entry for a stream; lock held. */
@@ -149,9 +165,9 @@ dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream) {
                : DTR_OK;
 }
 
-dtr_status dtr__ddp_device_alone(dtr_ddp *ddp) {
+dtr_status dtr__ddp_device_alone(dtr_ddp *ddp, bool fill) {
     for (size_t b = 0; b < ddp->n_buckets && dtr__ddp_on_device(ddp); b++) {
-        bool packs = ddp->it.copies_out || ddp->gpu->nan_there != NULL;
+        bool packs = fill || ddp->it.copies_out || ddp->gpu->nan_there != NULL;
         DTR_TRY(packs ? pack(ddp, &ddp->buckets[b])
                       : dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[b], ddp->out.stream));
     }
@@ -393,13 +409,16 @@ void dtr__ddp_device_close(dtr_ddp *ddp) {
         (void)g->ops->free(g->index, g->sums_there);
     }
     g->sums_here = g->sums_there = NULL;
+    if (g->step_stream != NULL) {
+        (void)g->ops->stream_free(g->index, g->step_stream);
+    }
     if (g->stream != NULL) {
         (void)g->ops->stream_free(g->index, g->stream);
     }
     if (g->event != NULL) {
         (void)g->ops->event_free(g->index, g->event);
     }
-    g->stream = g->event = NULL;
+    g->step_stream = g->stream = g->event = NULL;
 }
 
 void dtr__ddp_device_free(dtr_ddp *ddp) {

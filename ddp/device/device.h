@@ -28,6 +28,7 @@ typedef struct dtr__ddp_gpu {
     void *rows_stream; /* on which sparse gradients come to the host; NULL: there are none */
     /* The first NaN of each parameter (device_nan.c), there and on the host; NULL: nobody asked. */
     uint64_t *nan_there, *nan_here;
+    void *step_stream; /* of steps per bucket (reducer/step.c); NULL: none were ever set */
     /* Sums of squares of gradients (optim/clip_device.c), there and pinned; NULL: not yet. */
     void *sums_there, *sums_here;
 } dtr__ddp_gpu;
@@ -57,8 +58,11 @@ dtr_status dtr__ddp_device_follow(dtr_ddp *ddp, void *stream);
 dtr_status dtr__ddp_device_lead(dtr_ddp *ddp, void *stream);
 /* `after` goes on when `before` has done what it holds now. */
 dtr_status dtr__ddp_device_order(dtr_ddp *ddp, void *before, void *after);
-/* The host waits for the module's stream. */
+/* The host waits for the module's stream; for that and what steps are queued on. */
 dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp);
+void dtr__ddp_device_finish(dtr_ddp *ddp);
+/* The stream that steps are queued on; made when it is first asked for. */
+dtr_status dtr__ddp_device_step_open(dtr_ddp *ddp);
 /* Parameter i's gradient is final on `stream`; failures are noted. */
 void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream);
 /* Before a bucket is reduced: gather what has been put, behind all who contributed. */
@@ -66,8 +70,9 @@ dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b);
 /* Begin and end of backward_end on `stream`. */
 dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream);
 dtr_status dtr__ddp_device_leave(dtr_ddp *ddp);
-/* One rank alone: nothing travels, but its stream goes on behind all who contributed. */
-dtr_status dtr__ddp_device_alone(dtr_ddp *ddp);
+/* One rank alone: nothing travels, but its stream goes on behind all who contributed. `fill`:
+ * slots are read although nothing is to be copied out. */
+dtr_status dtr__ddp_device_alone(dtr_ddp *ddp, bool fill);
 /* As dtr__ddp_send_all; ordered on the stream of the newest backward_end, or done on return. */
 dtr_status dtr__ddp_device_send(dtr_ddp *ddp, dtr_tensor *const *list, size_t n, int root);
 /* The first collective waits for all ranks: have it behind us. */

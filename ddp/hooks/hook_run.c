@@ -122,7 +122,7 @@ static void settle_result(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     atomic_store(&b->finished_ns, dtr__now_ns());
     dtr__ddp_range_end(b);
     b->done = true;
-    dtr__ddp_step_run(ddp);
+    dtr__ddp_step_averaged(ddp, b);
 }
 
 /* Has the step that ran last ended? Takes the work back when it has. On a device it is over when

@@ -54,7 +54,7 @@ static void module_free(dtr_ddp *ddp) {
 /* What lives in the world's memory or holds the caller's tensors. No operation is left. */
 static void drop_contents(dtr_ddp *ddp) {
     dtr__ddp_reducer *r = ddp->reducer;
-    (void)dtr__ddp_device_synchronize(ddp);
+    dtr__ddp_device_finish(ddp);
     dtr__ddp_rows_close(ddp);
     dtr__ddp_cast_drop(ddp);
     dtr__ddp_layout_drop(ddp);

@@ -16,6 +16,16 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     return ddp->strategy->launch(ddp, b);
 }
 
+/* On a device the steps of a bucket are queued while it travels, by the thread that launched it.
+ * launch_lock is held, and given up meanwhile. */
+static void step_behind(dtr_ddp *ddp) {
+    if (dtr__ddp_on_device(ddp) && ddp->reducer->step.fn != NULL) {
+        pthread_mutex_unlock(&ddp->reducer->launch_lock);
+        dtr__ddp_step_run(ddp);
+        pthread_mutex_lock(&ddp->reducer->launch_lock);
+    }
+}
+
 void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
     const bool learns = ddp->it.mode == DTR__MODE_LEARN || ddp->it.mode == DTR__MODE_LATE;
     if (ddp->strategy->launch == NULL || (learns && !all)) {
@@ -37,6 +47,7 @@ void dtr__ddp_launch(dtr_ddp *ddp, bool all) {
             ddp->reducer->launch_error = dtr__error_save();
         } else {
             ddp->it.next++;
+            step_behind(ddp);
         }
     }
     pthread_mutex_unlock(&ddp->reducer->launch_lock);

@@ -212,6 +212,7 @@ static dtr_status exchange(dtr_ddp *ddp, int64_t *waited_ns, bool *bad) {
     if (!ddp->it.shadow && !atomic_load(&ddp->errors.bad)) {
         dtr__ddp_step_rest(ddp);
     }
+    dtr__ddp_step_lead(ddp);
     return any_bad(ddp, bad);
 }
 

@@ -177,6 +177,7 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         atomic_store(&ddp->buckets[b].pending, ddp->buckets[b].plan->n_slots);
         atomic_store(&ddp->buckets[b].finished_ns, 0);
+        atomic_store(&ddp->buckets[b].averaged, false);
         dtr__ddp_range_end(&ddp->buckets[b]); /* of a sparse parameter, or one that failed */
         atomic_store(&ddp->buckets[b].under_way, false);
         ddp->buckets[b].n_feeds = 0;

@@ -205,7 +205,8 @@ dtr_status dtr__ddp_buffers_wait(dtr_ddp *ddp);
 dtr_status dtr__ddp_buffers_finish(dtr_ddp *ddp);
 
 /* ---- step.c ---- */
-/* Step the parameters of finished buckets, in order; any thread. */
-void dtr__ddp_step_run(dtr_ddp *ddp);
+/* A bucket has its average, on a device behind what the module's stream holds: step its parameters
+ * once those of the buckets before have been; any thread. */
+void dtr__ddp_step_averaged(dtr_ddp *ddp, dtr_ddp_bucket *b);
 
 #endif /* DTR_DDP_REDUCER_H */

@@ -80,11 +80,16 @@ dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp);
 bool dtr__ddp_buffers_due(const dtr_ddp *ddp); /* in training with sync, where there are any */
 
 /* ---- step.c ---- */
-/* The work of a launched bucket: step when it has ended. */
-void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_work *work);
-/* In backward_end: all that is left, and the parameters only other ranks used. */
+/* The work of a launched bucket: step when it has ended; on a device what steps are queued on goes
+ * on behind it. */
+void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_ddp_bucket *b);
+/* Step the parameters of finished buckets, in order; any thread. */
+void dtr__ddp_step_run(dtr_ddp *ddp);
+/* In backward_end: all that is left, and the parameters only other ranks used. Then its stream goes
+ * on behind the steps. */
 void dtr__ddp_step_finish(dtr_ddp *ddp);
 void dtr__ddp_step_rest(dtr_ddp *ddp);
+void dtr__ddp_step_lead(dtr_ddp *ddp);
 void dtr__ddp_step_rearm(dtr_ddp *ddp);
 
 /* ---- rebuild.c ---- */

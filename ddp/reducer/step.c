@@ -1,8 +1,12 @@
 /* Optimizer steps per bucket: as soon as a bucket has its average, the caller's function runs for
- * its parameters, in launch order and never twice at a time, on whichever thread saw it end. */
+ * its parameters, in launch order and never twice at a time, on whichever thread saw it end. On a
+ * device it runs when the bucket has been launched, on the thread that did that, and queues its
+ * work on a stream of the module that goes on behind the average: nobody waits there. Where the
+ * average goes through host memory no stream can wait, and the function runs in backward_end. */
 #include <stdlib.h>
 
 #include "device/device.h"
+#include "engine/engine.h"
 #include "reducer_internal.h"
 
 /* ---- registration ---- */
@@ -22,7 +26,6 @@ static dtr_status check(dtr_ddp *ddp, const char *entry, dtr_ddp_step_fn fn, con
                 "with dtr_ddp_full_grad",
                 entry, dtr_dtype_name(ddp->set.param_dtype));
     DTR_TRY(dtr__ddp_refuse_sharded(ddp, entry));
-    DTR_TRY(dtr__ddp_device_refuse(ddp, entry));
     for (size_t k = 0; k < n; k++) {
         size_t i = params[k];
         DTR_TRY(dtr__ddp_trainable_index(ddp, entry, &i));
@@ -30,7 +33,7 @@ static dtr_status check(dtr_ddp *ddp, const char *entry, dtr_ddp_step_fn fn, con
                     "%s: parameter '%s' (%zu) is sparse: step it after dtr_ddp_backward_end", entry,
                     ddp->params[i].name, i);
     }
-    return DTR_OK;
+    return n > 0 ? dtr__ddp_device_step_open(ddp) : DTR_OK;
 }
 
 dtr_status dtr_ddp_set_step(dtr_ddp *ddp, dtr_ddp_step_fn fn, void *state, const size_t *params,
@@ -93,7 +96,8 @@ static void step_param(dtr_ddp *ddp, size_t i) {
     if (!p->step || p->stepped || ddp->reducer->step.failed || ddp->it.shadow) {
         return;
     }
-    dtr_status s = ddp->reducer->step.fn(ddp->reducer->step.state, i, p->value, p->slot, NULL);
+    void *stream = dtr__ddp_on_device(ddp) ? ddp->gpu->step_stream : NULL;
+    dtr_status s = ddp->reducer->step.fn(ddp->reducer->step.state, i, p->value, p->slot, stream);
     if (s < 0) {
         note_failure(ddp, i, s);
         return;
@@ -118,9 +122,15 @@ static void step_bucket(dtr_ddp *ddp, const dtr_ddp_bucket *b) {
     }
 }
 
+/* Rows are not stepped, so nobody waits for them. */
+static bool is_final(const dtr_ddp *ddp, const dtr_ddp_bucket *b) {
+    return dtr__ddp_on_device(ddp) ? b->sparse != NULL || atomic_load(&b->averaged)
+                                   : atomic_load(&b->finished_ns) != 0;
+}
+
 static void step_finished(dtr_ddp *ddp) {
     while (ddp->reducer->step.next < ddp->n_buckets &&
-           atomic_load(&ddp->buckets[ddp->reducer->step.next].finished_ns) != 0) {
+           is_final(ddp, &ddp->buckets[ddp->reducer->step.next])) {
         step_bucket(ddp, &ddp->buckets[ddp->reducer->step.next++]);
     }
 }
@@ -146,6 +156,20 @@ void dtr__ddp_step_run(dtr_ddp *ddp) {
     } while (seen != atomic_load(&st->calls));
 }
 
+/* The steps' stream goes on behind what `stream` holds now. False: it does not, which is noted. */
+static bool follow_stream(dtr_ddp *ddp, void *stream) {
+    return !dtr__ddp_on_device(ddp) ||
+           dtr__ddp_note_last(ddp, dtr__ddp_device_order(ddp, stream, ddp->gpu->step_stream),
+                              DTR__NONE) == DTR_OK;
+}
+
+void dtr__ddp_step_averaged(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    if (ddp->reducer->step.fn != NULL && follow_stream(ddp, ddp->at.stream)) {
+        atomic_store(&b->averaged, true);
+        dtr__ddp_step_run(ddp);
+    }
+}
+
 static void bucket_ended(dtr_work *work, dtr_status status, void *arg) {
     dtr_ddp *ddp = arg;
     (void)work;
@@ -154,12 +178,23 @@ static void bucket_ended(dtr_work *work, dtr_status status, void *arg) {
     atomic_fetch_sub(&ddp->reducer->step.callbacks, 1);
 }
 
-void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_work *work) {
-    if (ddp->reducer->step.fn == NULL || work == NULL) {
+/* What no stream can wait for is stepped in backward_end; what fails is not. */
+static void order_behind(const dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    dtr_status s = DTR_OK;
+    bool ordered = dtr__work_order_stream(b->work, ddp->gpu->step_stream, &s);
+    atomic_store(&b->averaged, ordered && s == DTR_OK);
+}
+
+void dtr__ddp_step_follow(dtr_ddp *ddp, dtr_ddp_bucket *b) {
+    if (ddp->reducer->step.fn == NULL || b->work == NULL) {
+        return;
+    }
+    if (dtr__ddp_on_device(ddp)) {
+        order_behind(ddp, b);
         return;
     }
     atomic_fetch_add(&ddp->reducer->step.callbacks, 1);
-    if (dtr_work_on_complete(work, bucket_ended, ddp) < 0) {
+    if (dtr_work_on_complete(b->work, bucket_ended, ddp) < 0) {
         atomic_fetch_sub(&ddp->reducer->step.callbacks, 1); /* backward_end does it */
     }
 }
@@ -173,8 +208,19 @@ void dtr__ddp_step_finish(dtr_ddp *ddp) {
         dtr__backoff_pause(ddp->world, &pause);
     }
     pthread_mutex_lock(&ddp->reducer->step.lock);
-    step_finished(ddp);
+    if (follow_stream(ddp, ddp->out.stream)) {
+        step_finished(ddp);
+    } else {
+        ddp->reducer->step.failed = true;
+    }
     pthread_mutex_unlock(&ddp->reducer->step.lock);
+}
+
+void dtr__ddp_step_lead(dtr_ddp *ddp) {
+    if (ddp->reducer->step.fn != NULL && dtr__ddp_on_device(ddp)) {
+        dtr_status s = dtr__ddp_device_order(ddp, ddp->gpu->step_stream, ddp->out.stream);
+        (void)dtr__ddp_note_last(ddp, s, DTR__NONE);
+    }
 }
 
 void dtr__ddp_step_rest(dtr_ddp *ddp) {

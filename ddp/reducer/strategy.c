@@ -33,6 +33,7 @@ void dtr__ddp_copy_out_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
 static void all_finished(dtr_ddp *ddp) {
     for (size_t b = 0; b < ddp->n_buckets; b++) {
         atomic_store(&ddp->buckets[b].finished_ns, dtr__now_ns());
+        atomic_store(&ddp->buckets[b].averaged, true);
         ddp->strategy->copy_out(ddp, &ddp->buckets[b]);
     }
 }
@@ -47,7 +48,7 @@ dtr_status dtr__ddp_collect_alone(dtr_ddp *ddp, int64_t *waited_ns) {
             DTR_TRY(dtr__ddp_sparse_launch(ddp, &ddp->buckets[b], NULL));
         }
     }
-    DTR_TRY(dtr__ddp_device_alone(ddp));
+    DTR_TRY(dtr__ddp_device_alone(ddp, ddp->reducer->step.fn != NULL));
     all_finished(ddp);
     return DTR_OK;
 }
@@ -102,7 +103,7 @@ static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {
         dtr__ddp_average(ddp, (dtr_buffer){ b->data, b->count, b->plan->dtype, ddp->device });
     r.finish = dtr__ddp_on_device(ddp) ? NULL : &b->finish; /* streams wait for no step here */
     DTR_TRY(dtr__ddp_issue(ddp, &r, b->label, b->index, &b->work));
-    dtr__ddp_step_follow(ddp, b->work);
+    dtr__ddp_step_follow(ddp, b);
     return DTR_OK;
 }
 
@@ -118,6 +119,7 @@ dtr_status dtr__ddp_collect_works(dtr_ddp *ddp, int64_t *waited_ns) {
             if (b->sparse != NULL) { /* of the others the end of the work has reported it */
                 atomic_store(&b->finished_ns, dtr__now_ns());
             }
+            atomic_store(&b->averaged, true);
             ddp->strategy->copy_out(ddp, b);
         }
         s = s == DTR_OK ? one : s;

@@ -401,21 +401,19 @@ START_TEST(ER16_failing_device) {
 }
 END_TEST
 
-static dtr_status no_step(void *state, size_t i, dtr_tensor *v, dtr_tensor *g, void *stream) {
-    (void)state, (void)i, (void)v, (void)g, (void)stream;
-    return DTR_OK;
-}
-
-/* What touches memory from the host is refused in words. */
+/* What only loops over single elements could move is refused in words. */
 START_TEST(GF0_refused) {
-    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    model m;
-    size_t first = 0;
-    model_open(&m, &o, DTR_F32, 0);
-    TH_IS(dtr_ddp_set_step(m.ddp, no_step, NULL, &first, 1), DTR_ERR_UNSUPPORTED);
-    TH_MESSAGE("parameters are on cuda:0");
-    model_close(&m);
+    static const int64_t shape[] = { 6, 5 };
+    dtr_ddp *ddp = NULL;
+    dtr_tensor *whole = NULL;
+    dtr_param p = { "gaps", NULL, NULL, 0 };
+    TH_IS(dtr_tensor_empty(th_world(), DTR_F32, gpu, DTR_MEM_DEFAULT, 2, shape, &whole), DTR_OK);
+    TH_IS(dtr_tensor_narrow(whole, 1, 0, 3, &p.value), DTR_OK);
+    TH_IS(dtr_ddp_create(th_group(), &p, 1, NULL, &ddp), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("'gaps' (0) is on a CUDA device and its elements have gaps");
     TH_AGREE();
+    dtr_tensor_release(p.value);
+    dtr_tensor_release(whole);
 }
 END_TEST
 

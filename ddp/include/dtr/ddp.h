@@ -433,7 +433,9 @@ DTR_END_SITED
 
 /** Step parameter i: `value` is the caller's, `grad` its final average, valid during the call. Runs
  * on a thread of the library or inside one of its calls, never twice at a time, and must not make
- * blocking calls on the module's world. */
+ * blocking calls on the module's world. On a device it runs on the program's threads alone, inside
+ * dtr_ddp_grad_ready and dtr_ddp_backward_end, and queues all that it does with both tensors on
+ * `stream`, which is NULL on the host; `grad` is valid for what is queued there. */
 typedef dtr_status (*dtr_ddp_step_fn)(void *state, size_t i, dtr_tensor *value, dtr_tensor *grad,
                                       void *stream);
 
@@ -441,9 +443,13 @@ typedef dtr_status (*dtr_ddp_step_fn)(void *state, size_t i, dtr_tensor *value, 
  * order. Their gradients are not copied back and are undefined afterwards. n == 0 turns it off.
  *  @collective all members must set it alike, no communication
  *  @blocking no
- *  @gpu host memory only: DTR_ERR_UNSUPPORTED
+ *  @gpu fn is called when the bucket begins to travel, with a stream of the module that goes on
+ * behind the average, and behind what the bucket's gradients were reported with; where the average
+ * goes through host memory, and with a hook, in dtr_ddp_backward_end at the latest. Values are
+ * stepped behind what its stream holds on return; the host does not wait. Nobody knows by then
+ * whether the averages will be there: values are unspecified once the module's group has broken
  *  @errors DTR_ERR_ARG (NULL, an index), DTR_ERR_STATE (an iteration is open;
- * param_dtype), DTR_ERR_UNSUPPORTED (a sparse parameter, a CUDA device). Iterations without sync
+ * param_dtype), DTR_ERR_UNSUPPORTED (a sparse parameter), DTR_ERR_CUDA. Iterations without sync
  * are refused while it is on. An error of fn is agreed at dtr_ddp_backward_end, whose message says
  * which parameters that rank had stepped
  *  @since 0.1 */
