@@ -107,6 +107,12 @@ typedef struct dtr__ddp_param {
     size_t saved;           /* offset of its slot's copy in reducer->saved, DTR__NONE: not saved */
 } dtr__ddp_param;
 
+/* On a device: streams that wrote gradients which travel together (device/device.c); gpu->lock. */
+typedef struct dtr__ddp_feeds {
+    struct dtr__ddp_feed *list;
+    size_t n, cap;
+} dtr__ddp_feeds;
+
 struct dtr_ddp_bucket {
     dtr__finish finish; /* first: the engine calls it with its address */
     dtr_ddp *ddp;
@@ -116,10 +122,9 @@ struct dtr_ddp_bucket {
     size_t nbytes;      /* unpadded */
     dtr_tensor *memory; /* the plan's size, and behind it the status slot */
     char *data;
-    size_t count;                /* elements that travel, padding and status slot included */
-    _Atomic size_t pending;      /* parameters not ready */
-    struct dtr__ddp_feed *feeds; /* on a device: streams that contributed; gpu->lock */
-    size_t n_feeds, cap_feeds;
+    size_t count;           /* elements that travel, padding and status slot included */
+    _Atomic size_t pending; /* parameters not ready */
+    dtr__ddp_feeds feeds;   /* on a device: who contributed */
     _Atomic bool under_way; /* for reducer/invariant.c */
     dtr__ddp_piece *pieces; /* [2 * n_slots] for copying out; backward_end's */
     dtr_work *work;         /* launch_lock, then backward_end; with a hook: pump_lock */

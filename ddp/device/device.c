@@ -62,33 +62,33 @@ dtr_status dtr__ddp_device_step_open(dtr_ddp *ddp) {
 
 /* ---- contributions ---- */
 
-/* The bucket has an entry for a stream; lock held. */
-static dtr_status add_feed(const dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
-    for (size_t k = 0; k < b->n_feeds; k++) {
-        if (b->feeds[k].stream == stream) {
+/* There is an entry for a stream; lock held. */
+static dtr_status add_feed(const dtr_ddp *ddp, dtr__ddp_feeds *f, void *stream) {
+    for (size_t k = 0; k < f->n; k++) {
+        if (f->list[k].stream == stream) {
             return DTR_OK;
         }
     }
-    if (b->n_feeds == b->cap_feeds) {
-        dtr__ddp_feed *grown = realloc(b->feeds, (b->cap_feeds + 2) * sizeof *grown);
+    if (f->n == f->cap) {
+        dtr__ddp_feed *grown = realloc(f->list, (f->cap + 2) * sizeof *grown);
         DTR_REQUIRE(grown != NULL, NULL, DTR_ERR_NOMEM, "no memory for the streams of a bucket");
-        b->feeds = grown;
+        f->list = grown;
         for (int more = 0; more < 2; more++) {
             void *event = NULL;
             DTR_TRY(event_new(ddp, &event));
-            b->feeds[b->cap_feeds++] = (dtr__ddp_feed){ NULL, event };
+            f->list[f->cap++] = (dtr__ddp_feed){ NULL, event };
         }
     }
-    b->feeds[b->n_feeds++].stream = stream;
+    f->list[f->n++].stream = stream;
     return DTR_OK;
 }
 
-void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream) {
-    if (!dtr__ddp_on_device(ddp) || ddp->params[i].bucket == DTR__NONE) {
+void dtr__ddp_device_feed(dtr_ddp *ddp, dtr__ddp_feeds *feeds, size_t i, void *stream) {
+    if (!dtr__ddp_on_device(ddp)) {
         return;
     }
     pthread_mutex_lock(&ddp->gpu->lock);
-    dtr_status s = add_feed(ddp, &ddp->buckets[ddp->params[i].bucket], stream);
+    dtr_status s = add_feed(ddp, feeds, stream);
     pthread_mutex_unlock(&ddp->gpu->lock);
     (void)dtr__ddp_note_last(ddp, s, i);
 }
@@ -104,29 +104,30 @@ static int wait_for_feed(const dtr__ddp_gpu *g, const dtr__ddp_feed *feed, void 
 /* One event for each stream of a bucket, and not for each gradient: what a stream got since then
  * comes first too, but nearly always nothing has, as the bucket goes with its last gradient. */
 
-dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream) {
+dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr__ddp_feeds *feeds, void *stream) {
     int code = 0;
     pthread_mutex_lock(&ddp->gpu->lock);
-    for (size_t k = 0; k < b->n_feeds && code == 0; k++) {
-        code = wait_for_feed(ddp->gpu, &b->feeds[k], stream);
+    for (size_t k = 0; k < feeds->n && code == 0; k++) {
+        code = wait_for_feed(ddp->gpu, &feeds->list[k], stream);
     }
-    b->n_feeds = 0;
+    feeds->n = 0;
     pthread_mutex_unlock(&ddp->gpu->lock);
     DTR_CUDA_TRY(code, DTR_ERR_CUDA);
     return DTR_OK;
 }
 
-void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b) {
-    for (size_t k = 0; k < b->cap_feeds; k++) {
-        (void)b->ddp->gpu->ops->event_free(b->ddp->at.device, b->feeds[k].event);
+void dtr__ddp_device_feeds_free(dtr_ddp *ddp, dtr__ddp_feeds *feeds) {
+    for (size_t k = 0; k < feeds->cap; k++) {
+        (void)ddp->gpu->ops->event_free(ddp->at.device, feeds->list[k].event);
     }
-    free(b->feeds);
+    free(feeds->list);
+    *feeds = (dtr__ddp_feeds){ 0 };
 }
 
 static dtr_status pack(dtr_ddp *ddp, dtr_ddp_bucket *b) {
     size_t n = 0;
     const dtr__ddp_at at = ddp->at;
-    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, b, ddp->at.stream));
+    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, &b->feeds, ddp->at.stream));
     for (size_t k = 0; k < b->plan->n_slots && b->sparse == NULL; k++) {
         dtr__ddp_param *p = &ddp->params[b->plan->slots[k].param];
         int put = atomic_exchange(&p->put, DTR__PUT_NOTHING);
@@ -168,8 +169,9 @@ dtr_status dtr__ddp_device_enter(dtr_ddp *ddp, void *stream) {
 dtr_status dtr__ddp_device_alone(dtr_ddp *ddp, bool fill) {
     for (size_t b = 0; b < ddp->n_buckets && dtr__ddp_on_device(ddp); b++) {
         bool packs = fill || ddp->it.copies_out || ddp->gpu->nan_there != NULL;
-        DTR_TRY(packs ? pack(ddp, &ddp->buckets[b])
-                      : dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[b], ddp->out.stream));
+        DTR_TRY(packs
+                    ? pack(ddp, &ddp->buckets[b])
+                    : dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[b].feeds, ddp->out.stream));
     }
     return dtr__ddp_device_lead(ddp, ddp->out.stream); /* copies of slots, where any were made */
 }

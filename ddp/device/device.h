@@ -11,7 +11,7 @@ typedef struct dtr__ddp_gpu {
     int index;            /* these two as in ddp->at */
     void *stream;         /* buckets are gathered there and reduced behind it */
     bool has_out;         /* there was a backward_end, so ddp->out has a stream of the program */
-    pthread_mutex_t lock; /* event, the feeds of all buckets, samples of times */
+    pthread_mutex_t lock; /* event, all feeds, samples of times */
     void *event;
     dtr_tensor *staging;      /* what many small tensors are sent from; made when needed */
     const char *registration; /* how NCCL knows the buckets, NULL: not; ddp->stats.lock */
@@ -33,7 +33,7 @@ typedef struct dtr__ddp_gpu {
     void *sums_there, *sums_here;
 } dtr__ddp_gpu;
 
-/* A stream that wrote gradients of a bucket, and an event for the point where it had done so. */
+/* A stream that wrote gradients, and an event for the point where it had done so. */
 typedef struct dtr__ddp_feed {
     void *stream, *event;
 } dtr__ddp_feed;
@@ -63,8 +63,8 @@ dtr_status dtr__ddp_device_synchronize(dtr_ddp *ddp);
 void dtr__ddp_device_finish(dtr_ddp *ddp);
 /* The stream that steps are queued on; made when it is first asked for. */
 dtr_status dtr__ddp_device_step_open(dtr_ddp *ddp);
-/* Parameter i's gradient is final on `stream`; failures are noted. */
-void dtr__ddp_device_feed(dtr_ddp *ddp, size_t i, void *stream);
+/* Parameter i's gradient, or what it stands for, is final on `stream`; failures are noted. */
+void dtr__ddp_device_feed(dtr_ddp *ddp, dtr__ddp_feeds *feeds, size_t i, void *stream);
 /* Before a bucket is reduced: gather what has been put, behind all who contributed. */
 dtr_status dtr__ddp_device_pack(dtr_ddp *ddp, dtr_ddp_bucket *b);
 /* Begin and end of backward_end on `stream`. */
@@ -81,9 +81,9 @@ dtr_status dtr__ddp_device_connect(dtr_ddp *ddp);
 dtr_status dtr__ddp_device_register(dtr_ddp *ddp);
 /* The size of a bucket's memory, of so many bytes at least, that NCCL can know so well. */
 size_t dtr__ddp_device_whole(const dtr_ddp *ddp, size_t nbytes);
-void dtr__ddp_device_bucket_free(dtr_ddp_bucket *b);
-/* `stream` goes on behind all who contributed to a bucket. */
-dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr_ddp_bucket *b, void *stream);
+void dtr__ddp_device_feeds_free(dtr_ddp *ddp, dtr__ddp_feeds *feeds);
+/* `stream` goes on behind all who contributed. */
+dtr_status dtr__ddp_device_wait_for_feeds(dtr_ddp *ddp, dtr__ddp_feeds *feeds, void *stream);
 /* ---- device_sparse.c ---- */
 dtr_status dtr__ddp_rows_open(dtr_ddp *ddp);
 void dtr__ddp_rows_close(dtr_ddp *ddp);

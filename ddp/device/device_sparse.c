@@ -155,7 +155,7 @@ dtr_status dtr__ddp_rows_fetch(dtr_ddp *ddp, dtr__ddp_param *p, const dtr_tensor
     if (staging->leaving) {
         DTR_CUDA_TRY(g->ops->stream_wait(g->index, g->rows_stream, staging->stored), DTR_ERR_CUDA);
     }
-    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[p->bucket], g->rows_stream));
+    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, &ddp->buckets[p->bucket].feeds, g->rows_stream));
     DTR_TRY(copy(ddp, staging->here->data, from_rows->data, bytes_of(from_rows), DTR__COPY_TO_HOST,
                  g->rows_stream));
     DTR_TRY(copy(ddp, staging->here->data + at, from_values->data, bytes_of(from_values),

@@ -422,11 +422,5 @@ dtr_status dtr__ddp_params_check_served(const dtr_ddp *ddp) {
     for (size_t k = 0; k < ddp->reducer->buffers.n; k++) {
         DTR_TRY(check_layout(&ddp->reducer->buffers.list[k], k, "buffer"));
     }
-    if (ddp->reducer->delayed.n > 0) {
-        return DTR_FAIL(
-            NULL, DTR_ERR_UNSUPPORTED,
-            "the option delayed cannot be used with parameters on a CUDA device; leave it "
-            "out, or keep the parameters in host memory");
-    }
     return DTR_OK;
 }

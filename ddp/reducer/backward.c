@@ -207,8 +207,11 @@ static dtr_status ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream) {
                     : dtr__ddp_trainable_index(ddp, entry, &i));
     int state;
     DTR_TRY(enter(ddp, &state, stream));
-    if (state == DTR__DDP_REDUCING) {
-        dtr__ddp_device_feed(ddp, i, stream);
+    if (state == DTR__DDP_REDUCING && ddp->params[i].bucket != DTR__NONE) {
+        dtr__ddp_device_feed(ddp, &ddp->buckets[ddp->params[i].bucket].feeds, i, stream);
+    }
+    if (state == DTR__DDP_REDUCING && trigger) {
+        dtr__ddp_device_feed(ddp, &ddp->reducer->delayed.feeds, i, stream);
     }
     dtr_status s = ready(ddp, i, state);
     if (state == DTR__DDP_REDUCING && !dtr__progress_has_thread(ddp->world)) {

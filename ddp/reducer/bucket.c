@@ -146,7 +146,7 @@ static void free_buckets(dtr_ddp_bucket *buckets, size_t n) {
     for (size_t b = 0; buckets != NULL && b < n; b++) {
         dtr__ddp_bucket_drop_copy(&buckets[b]);
         dtr__ddp_sparse_bucket_free(&buckets[b]);
-        dtr__ddp_device_bucket_free(&buckets[b]);
+        dtr__ddp_device_feeds_free(buckets[b].ddp, &buckets[b].feeds);
         dtr_tensor_release(buckets[b].memory);
         free(buckets[b].pieces);
     }
@@ -199,8 +199,7 @@ static dtr_tensor *take(dtr_tensor **from) {
     return t;
 }
 
-/* On a device: of one layout, and done once the module's stream has been waited for. */
-static void copy_whole(dtr_ddp *ddp, const dtr_tensor *to, const dtr_tensor *from) {
+void dtr__ddp_copy_whole(dtr_ddp *ddp, const dtr_tensor *to, const dtr_tensor *from) {
     if (!dtr__ddp_on_device(ddp)) {
         dtr__tensor_copy_raw(to, from);
         return;
@@ -222,7 +221,7 @@ static void move_param(dtr_ddp *ddp, dtr__ddp_layout *l, size_t i) {
             atomic_store(&p->grad, grad);
         } else {
             p->parked = p->parked != NULL ? p->parked : take(&l->parked[i]);
-            copy_whole(ddp, slot, grad);
+            dtr__ddp_copy_whole(ddp, slot, grad);
             dtr__tensor_rebind(grad, slot);
         }
     }
@@ -264,7 +263,7 @@ void dtr__ddp_leave_bucket(dtr_ddp *ddp, dtr__ddp_param *p) {
                     : dtr__tensor_new(grad->dtype, grad->ndim, grad->shape, &own)) < 0) {
         return;
     }
-    copy_whole(ddp, own, grad);
+    dtr__ddp_copy_whole(ddp, own, grad);
     (void)dtr__ddp_device_synchronize(ddp);
     dtr__tensor_rebind(grad, own);
     dtr_tensor_release(own);

@@ -1,9 +1,14 @@
 /* Parameters that are averaged apart from the buckets: their gradients lie in one block per type,
  * which travels as soon as the trigger is ready. When that is depends on the rank, so the blocks
- * have a group of their own. */
+ * have a group of their own. On a device they travel behind the buckets instead, in backward_end
+ * and on the module's group: kernels of two of NCCL's communicators may wait for each other, so all
+ * ranks have to launch them in one order. */
 #include <stdlib.h>
 
 #include "core/call.h"
+#include "core/team.h"
+#include "device/device.h"
+#include "engine/engine.h"
 #include "reducer_internal.h"
 
 /* ---- create, local ---- */
@@ -72,7 +77,7 @@ static dtr_status make_flats(dtr_ddp *ddp) {
 }
 
 /* The slot of a gradient, and in the end the gradient itself: the caller's handle moves there. */
-static dtr_status make_view(dtr__ddp_param *p, const dtr__ddp_flat *f, size_t *at) {
+static dtr_status make_view(dtr_ddp *ddp, dtr__ddp_param *p, const dtr__ddp_flat *f, size_t *at) {
     size_t size = dtr_dtype_size(f->dtype);
     int64_t strides[DTR_MAX_NDIM];
     dtr__ddp_dense_strides(p->value, strides);
@@ -87,7 +92,7 @@ static dtr_status make_view(dtr__ddp_param *p, const dtr__ddp_flat *f, size_t *a
         return DTR_OK;
     }
     DTR_TRY(dtr__tensor_view(grad, 0, grad->ndim, grad->shape, grad->strides, &p->parked));
-    dtr__tensor_copy_raw(p->slot, grad);
+    dtr__ddp_copy_whole(ddp, p->slot, grad);
     dtr__tensor_rebind(grad, p->slot);
     return DTR_OK;
 }
@@ -99,9 +104,9 @@ dtr_status dtr__ddp_delayed_prepare(dtr_ddp *ddp) {
     for (size_t k = 0; k < d->n; k++) {
         dtr__ddp_param *p = &ddp->params[d->list[k]];
         const dtr__ddp_flat *f = flat_of(d, dtr__ddp_grad_dtype(ddp, p));
-        DTR_TRY(make_view(p, f, &at[f - d->flat]));
+        DTR_TRY(make_view(ddp, p, f, &at[f - d->flat]));
     }
-    return DTR_OK;
+    return d->n > 0 ? dtr__ddp_device_synchronize(ddp) : DTR_OK;
 }
 
 void dtr__ddp_delayed_drop(dtr_ddp *ddp) {
@@ -120,6 +125,7 @@ void dtr__ddp_delayed_drop(dtr_ddp *ddp) {
         dtr_tensor_release(d->flat[k].memory);
         d->flat[k].memory = NULL;
     }
+    dtr__ddp_device_feeds_free(ddp, &d->feeds);
     free(d->list);
     d->list = NULL;
     d->n = d->n_flat = 0;
@@ -130,19 +136,28 @@ void dtr__ddp_delayed_drop(dtr_ddp *ddp) {
 dtr_status dtr__ddp_delayed_connect(dtr_ddp *ddp, dtr_group **group) {
     dtr__ddp_delayed *d = &ddp->reducer->delayed;
     *group = NULL;
-    return d->n > 0 ? dtr__ddp_dup(ddp, "delayed", group) : DTR_OK;
+    return d->n > 0 && !dtr__ddp_on_device(ddp) ? dtr__ddp_dup(ddp, "delayed", group) : DTR_OK;
 }
 
 /* ---- one iteration ---- */
 
+/* On a device behind the stream of the newest backward_end, which is the one that the averages went
+ * out on; before there was one, done on return. */
 void dtr__ddp_delayed_forward(dtr_ddp *ddp) {
     dtr__ddp_delayed *d = &ddp->reducer->delayed;
-    for (size_t k = 0; k < d->n; k++) {
-        dtr__ddp_param *p = &ddp->params[d->list[k]];
+    const dtr__ddp_at at = { ddp->at.device, ddp->out.stream };
+    dtr_status s = DTR_OK;
+    for (size_t k = 0; k < d->n && s == DTR_OK; k++) {
+        const dtr__ddp_param *p = &ddp->params[d->list[k]];
         if (!atomic_load(&p->defined)) {
-            dtr__ddp_fill_zero(ddp, p);
+            s = ddp->mover->zero(p->slot->data, p->slot->numel * dtr_dtype_size(p->slot->dtype),
+                                 &at);
         }
     }
+    if (s == DTR_OK && d->n > 0 && !dtr__ddp_has_out(ddp)) {
+        s = dtr__ddp_device_synchronize(ddp);
+    }
+    (void)dtr__ddp_note_last(ddp, s, DTR__NONE);
 }
 
 void dtr__ddp_delayed_define(dtr_ddp *ddp) {
@@ -152,16 +167,21 @@ void dtr__ddp_delayed_define(dtr_ddp *ddp) {
     }
 }
 
-static dtr_status launch(dtr_ddp *ddp) {
+static dtr_status launch(dtr_ddp *ddp, dtr_group *group) {
     dtr__ddp_delayed *d = &ddp->reducer->delayed;
     for (size_t k = 0; k < d->n_flat; k++) {
         dtr__ddp_flat *f = &d->flat[k];
         dtr_buffer block = dtr_tensor_buffer(f->memory);
         dtr__request r = dtr__ddp_average(ddp, block);
         r.tag_word = dtr__ddp_tag(ddp, DTR__PART_DELAYED);
-        DTR_TRY(dtr__ddp_issue_on(ddp, d->group, &r, "ddp delayed", &f->work));
+        DTR_TRY(dtr__ddp_issue_on(ddp, group, &r, "ddp delayed", &f->work));
     }
     return DTR_OK;
+}
+
+static void keep_status(dtr__ddp_delayed *d, dtr_status s) {
+    d->status = s;
+    d->error = s < 0 ? dtr__error_save() : NULL;
 }
 
 void dtr__ddp_delayed_launch(dtr_ddp *ddp) {
@@ -172,9 +192,34 @@ void dtr__ddp_delayed_launch(dtr_ddp *ddp) {
     for (size_t k = 0; k < d->n; k++) {
         dtr__ddp_check_nan(ddp, d->list[k]);
     }
-    if (ddp->size > 1) {
-        d->status = launch(ddp);
-        d->error = d->status < 0 ? dtr__error_save() : NULL;
+    if (ddp->size > 1 && !dtr__ddp_on_device(ddp)) {
+        keep_status(d, launch(ddp, d->group));
+    }
+}
+
+/* The module's stream goes on behind who reported the trigger, and behind the stream of
+ * backward_end, which knows of what nobody reported. Then so does that one: a rank alone has its
+ * averages there. */
+static dtr_status gather(dtr_ddp *ddp) {
+    dtr__ddp_delayed *d = &ddp->reducer->delayed;
+    DTR_TRY(dtr__ddp_device_wait_for_feeds(ddp, &d->feeds, ddp->at.stream));
+    DTR_TRY(dtr__ddp_device_follow(ddp, ddp->out.stream));
+    for (size_t k = 0; k < d->n; k++) {
+        DTR_TRY(dtr__ddp_device_find_nan(ddp, d->list[k]));
+    }
+    return ddp->size > 1 ? launch(ddp, ddp->group) : dtr__ddp_device_lead(ddp, ddp->out.stream);
+}
+
+void dtr__ddp_delayed_behind(dtr_ddp *ddp) {
+    dtr__ddp_delayed *d = &ddp->reducer->delayed;
+    if (d->n == 0 || d->behind || !dtr__ddp_on_device(ddp) ||
+        ddp->reducer->launch_status != DTR_OK) {
+        return;
+    }
+    d->behind = true;
+    keep_status(d, gather(ddp));
+    if (d->status < 0) {
+        dtr__group_break(ddp->group, d->status); /* the others wait for these blocks */
     }
 }
 
@@ -208,7 +253,9 @@ dtr_status dtr__ddp_delayed_wait(dtr_ddp *ddp) {
     for (size_t k = 0; k < d->n_flat; k++) {
         dtr__ddp_flat *f = &d->flat[k];
         if (f->work != NULL) {
-            dtr_status one = dtr_work_wait(f->work, -1);
+            dtr_status one = dtr__ddp_on_device(ddp)
+                                 ? dtr_work_wait_stream(f->work, ddp->out.stream)
+                                 : dtr_work_wait(f->work, -1);
             (void)dtr_work_release(f->work);
             f->work = NULL;
             s = s == DTR_OK ? one : s;
@@ -228,6 +275,8 @@ void dtr__ddp_delayed_give_back(dtr_ddp *ddp) {
 void dtr__ddp_delayed_rearm(dtr_ddp *ddp) {
     dtr__ddp_delayed *d = &ddp->reducer->delayed;
     atomic_store(&d->launched, false);
+    d->behind = false;
+    d->feeds.n = 0;
     d->status = DTR_OK;
     if (d->trigger != DTR__NONE) {
         atomic_store(&ddp->params[d->trigger].mark, DTR__MARK_OPEN);

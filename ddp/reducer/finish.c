@@ -59,12 +59,16 @@ static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
             dtr__ddp_status_write(ddp, atomic_load(&ddp->errors.bad));
         }
         dtr__ddp_launch(ddp, true);
+        dtr__ddp_delayed_behind(ddp);
     }
     bool early = has_map(ddp) && !first && in_flight && ddp->reducer->launch_status == DTR_OK;
     dtr_status s = early ? send_map(ddp, &map) : DTR_OK;
     dtr_status buckets = way->collect(ddp, waited_ns);
     dtr__ddp_step_finish(ddp);
     s = s == DTR_OK ? buckets : s;
+    if (s == DTR_OK) {
+        dtr__ddp_delayed_behind(ddp);
+    }
     if (s == DTR_OK && has_map(ddp) && !first && !early) {
         s = send_map(ddp, &map);
     }
@@ -266,6 +270,9 @@ dtr_status dtr__ddp_shadow_backward(dtr_ddp *ddp) {
     dtr__ddp_count(ddp, &ddp->stats.count.shadow_steps);
     int64_t start = dtr__now_ns();
     ddp->it.shadow = true;
+    if (dtr__ddp_has_out(ddp)) { /* what read the gradients, some of which are written now */
+        (void)dtr__ddp_note_last(ddp, dtr__ddp_device_follow(ddp, ddp->out.stream), DTR__NONE);
+    }
     dtr__ddp_device_forget_out(ddp); /* this rank's streams are not known here */
     dtr_status s = ddp->it.sync ? finish_synced(ddp) : close_iteration(ddp, DTR_OK);
     ddp->it.shadow = false;

@@ -180,7 +180,7 @@ void dtr__ddp_rearm(dtr_ddp *ddp) {
         atomic_store(&ddp->buckets[b].averaged, false);
         dtr__ddp_range_end(&ddp->buckets[b]); /* of a sparse parameter, or one that failed */
         atomic_store(&ddp->buckets[b].under_way, false);
-        ddp->buckets[b].n_feeds = 0;
+        ddp->buckets[b].feeds.n = 0;
     }
     for (size_t k = 0; k < ddp->n_trainable; k++) {
         dtr__ddp_param *p = &ddp->params[ddp->trainable[k]];

@@ -31,8 +31,10 @@ typedef struct dtr__ddp_delayed {
     size_t trigger;  /* DTR__NONE: nothing is delayed */
     size_t n_flat;
     dtr__ddp_flat flat[DTR__FLATS];
-    dtr_group *group; /* own: its place among the buckets depends on the rank */
+    dtr_group *group; /* own: its place among the buckets depends on the rank; NULL on a device */
+    dtr__ddp_feeds feeds; /* there: who has reported the trigger */
     _Atomic bool launched;
+    bool behind;       /* launched there, by backward_end */
     dtr_status status; /* of launching; written by who launches, read by backward_end */
     dtr__error_copy *error;
 } dtr__ddp_delayed;

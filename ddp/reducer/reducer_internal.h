@@ -4,6 +4,11 @@
 
 #include "reducer.h"
 
+/* ---- bucket.c ---- */
+/* A gradient's values to other memory; on a device both of one layout, and done once the module's
+ * stream has been waited for. */
+void dtr__ddp_copy_whole(dtr_ddp *ddp, const dtr_tensor *to, const dtr_tensor *from);
+
 /* ---- move.c ---- */
 /* Averages of parameters this rank used go back at once, the others wait for the map. */
 void dtr__ddp_bucket_out(dtr_ddp *ddp, dtr_ddp_bucket *b);
@@ -61,6 +66,8 @@ void dtr__ddp_delayed_define(dtr_ddp *ddp);
 /* The trigger is ready; nothing the second time. Has it not been reported, and must be? */
 void dtr__ddp_delayed_launch(dtr_ddp *ddp);
 bool dtr__ddp_delayed_missing(const dtr_ddp *ddp);
+/* Of backward_end, on a device: all buckets have been launched. Nothing the second time. */
+void dtr__ddp_delayed_behind(dtr_ddp *ddp);
 
 /* ---- step_status.c ---- */
 /* A status as this thread's last error. */

@@ -310,7 +310,7 @@ void dtr__ddp_sparse_put_unused(dtr_ddp *ddp, size_t i) {
     if (p->rows == NULL || p->agreed != NULL || !atomic_load(&p->defined)) {
         return;
     }
-    dtr__ddp_device_feed(ddp, i, ddp->at.stream);
+    dtr__ddp_device_feed(ddp, &ddp->buckets[p->bucket].feeds, i, ddp->at.stream);
     if (read_rows(ddp, i, &rows, &values) == DTR_OK && judge_numbers(ddp, i, rows) == DTR_OK) {
         contribute(ddp, p, rows, values);
     }

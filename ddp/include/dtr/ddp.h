@@ -70,7 +70,10 @@ typedef struct dtr_ddp_options {
     size_t n_plan_limits;
     const size_t *delayed; /**< parameters averaged apart from the buckets, as soon as the trigger,
                               one of them or another, is ready; only the trigger is reported. Their
-                              gradients are moved into one block per type until destroy */
+                              gradients are moved into one block per type until destroy. On a CUDA
+                              device the blocks are averaged behind the buckets instead, in
+                              dtr_ddp_backward_end: when the trigger is ready depends on the rank,
+                              and NCCL needs one order on all ranks */
     size_t n_delayed, delayed_trigger; /**< the trigger is read when has_delayed_trigger */
     dtr_dtype param_dtype;  /**< what compute reads (dtr_ddp_param) and writes gradients in */
     dtr_dtype buffer_dtype; /**< floating-point buffers are cast to it at create; their tensors stay
@@ -210,7 +213,9 @@ DTR_API dtr_status dtr_ddp_forward_begin(dtr_ddp *ddp);
 /** End the forward pass. With find_unused, `unused` lists the parameters that backward will not
  * reach; NULL: found out at dtr_ddp_backward_end, at the price of overlap. Without find_unused the
  * list must be empty.
- *  @collective no  @blocking no  @gpu no
+ *  @collective no  @blocking no
+ *  @gpu cleared gradients of delayed parameters become zero behind the stream of the last
+ * dtr_ddp_backward_end; the host waits for that before the first one
  *  @errors DTR_ERR_ARG (an index), DTR_ERR_STATE (no forward pass is open; a list without
  * find_unused)
  *  @since 0.1 */
@@ -223,7 +228,8 @@ DTR_API dtr_status dtr_ddp_forward_end(dtr_ddp *ddp, const size_t *unused, size_
  *  @collective no; any order, any thread
  *  @blocking no
  *  @gpu the gradient is final behind what `stream` holds now; several streams may take part, and
- * last until dtr_ddp_backward_end returns. A sparse one the host waits for
+ * last until dtr_ddp_backward_end returns. The trigger stands for the gradients of all delayed
+ * parameters. A sparse one the host waits for
  *  @errors local: DTR_ERR_ARG (index, frozen, ignored); DTR_ERR_STATE (twice, listed as unused,
  * evaluating, too late) and DTR_ERR_GRAPH (static_graph: more often than learned), which
  * dtr_ddp_backward_end returns again on every rank
@@ -420,7 +426,8 @@ DTR_API dtr_status dtr_ddp_join_begin(dtr_ddp *ddp, const dtr_join_options *opti
  * none, then take parameters and buffers from the highest rank that was last.
  *  @collective all members
  *  @blocking until all have called it
- *  @gpu no
+ *  @gpu gradients in buckets and blocks are overwritten behind what the stream of the last
+ * dtr_ddp_backward_end holds
  *  @errors DTR_ERR_STATE (nothing has begun, an iteration is open; agreed: stop_early ended the
  * join, here and in the others' next dtr_ddp_forward_begin); an error that the active ranks agreed
  * on meanwhile; those of the group
