@@ -36,6 +36,11 @@ dtr_status dtr_ddp_set_buffer(dtr_ddp *ddp, size_t k, dtr_tensor *t) {
                      "%s: buffer '%s' (%zu): the new one has no memory on the module's device, or "
                      "elements that share memory",
                      entry, b->name, k);
+    } else if (dtr__ddp_on_device(ddp) && !dtr__ddp_same_strides(t, b->value)) {
+        s = DTR_FAIL(&ctx, DTR_ERR_UNSUPPORTED,
+                     "%s: buffer '%s' (%zu) is on a CUDA device and the new one has other strides; "
+                     "give one that lies as the old one does",
+                     entry, b->name, k);
     }
     if (s < 0) {
         return dtr__ddp_failed(ddp, s);

@@ -412,6 +412,18 @@ START_TEST(GF0_refused) {
     TH_IS(dtr_ddp_create(th_group(), &p, 1, NULL, &ddp), DTR_ERR_UNSUPPORTED);
     TH_MESSAGE("'gaps' (0) is on a CUDA device and its elements have gaps");
     TH_AGREE();
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr_param w = { "w", on_gpu(DTR_F32, 4, 0, NULL), NULL, 0 }, b = { "b", NULL, NULL, 0 };
+    TH_IS(dtr_tensor_contiguous(p.value, &b.value), DTR_OK);
+    o.buffers = &b;
+    o.n_buffers = 1;
+    TH_IS(dtr_ddp_create(th_group(), &w, 1, &o, &ddp), DTR_OK);
+    TH_IS(dtr_ddp_set_buffer(ddp, 0, p.value), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("buffer 'b' (0) is on a CUDA device and the new one has other strides");
+    TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
+    TH_AGREE();
+    dtr_tensor_release(w.value);
+    dtr_tensor_release(b.value);
     dtr_tensor_release(p.value);
     dtr_tensor_release(whole);
 }

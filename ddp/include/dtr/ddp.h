@@ -366,9 +366,9 @@ DTR_API dtr_status dtr_ddp_get_stats(const dtr_ddp *ddp, dtr_ddp_stats *stats);
 
 /** Replace buffer k by another tensor of the same dtype and shape.
  *  @collective no, but all ranks must do it alike
- *  @blocking no  @gpu on the module's device
- *  @errors DTR_ERR_ARG (index, tensor), DTR_ERR_DTYPE, DTR_ERR_SHAPE, DTR_ERR_STATE (another
- * call is running)
+ *  @blocking no  @gpu on the module's device, with the strides of the one before
+ *  @errors DTR_ERR_ARG (index, tensor), DTR_ERR_DTYPE, DTR_ERR_SHAPE, DTR_ERR_UNSUPPORTED (other
+ * strides on a device), DTR_ERR_STATE (another call is running)
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_set_buffer(dtr_ddp *ddp, size_t k, dtr_tensor *tensor);
 
