@@ -354,6 +354,27 @@ START_TEST(Z6_failing) {
 }
 END_TEST
 
+/* TD2: steps are queued behind buckets that one rank never launches; all destroy the module, which
+ * takes the streams and the memory back, and the group goes on. */
+START_TEST(TD2_destroyed_under_way) {
+    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    fixture f;
+    o.timeout_s = 2;
+    open_fixture(&f, &o, everything, PARAMS);
+    for (int side = 0; side < SIDES; side++) {
+        backward(&f, side);
+    }
+    for (size_t i = PARAMS; i-- > 0 && th_rank() < th_size() - 1;) {
+        ready(&f, DEVICE, i);
+    }
+    (void)dtr_ddp_destroy(f.m.ddp[DEVICE]); /* DTR_ERR_TIMEOUT where the last rank came late */
+    f.m.ddp[DEVICE] = NULL;
+    TH_CHECK(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+    TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
+    close_fixture(&f);
+}
+END_TEST
+
 /* ---- threads, and ranks that have joined ---- */
 
 typedef struct reporter {
@@ -418,6 +439,7 @@ static void make(Suite *s) {
     th_add(tc, Z4_subset, 1, 0);
     th_add(tc, Z2_used_elsewhere, 1, 0);
     th_add(tc, Z6_failing, 1, 0);
+    th_add(tc, TD2_destroyed_under_way, 2, 0);
     th_add(tc, G1_threads, 1, 0);
     th_add(tc, J3_uneven, 1, 0);
 }
