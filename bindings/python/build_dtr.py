@@ -29,6 +29,8 @@ void pydtr_bell_drop(pydtr_bell *bell);
 dtr_status pydtr_world_from_comm(const void *comm, size_t size, const dtr_world_options *options, dtr_world **world);
 void *pydtr_map_again(void *address, size_t nbytes);
 void pydtr_unmap(void *address, size_t nbytes);
+extern "Python" dtr_status pydtr_store_put(void *arg, const char *key, const void *value, size_t nbytes);
+extern "Python" dtr_status pydtr_store_get(void *arg, const char *key, void *value, size_t cap, size_t *nbytes, double timeout_s);
 """
 
 SOURCE = r"""

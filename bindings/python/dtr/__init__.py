@@ -22,6 +22,7 @@ from ._errors import (AbortedError, ArgError, CudaError, DeviceError, DtypeError
                       LayoutError, MemoryError, MismatchError, MpiError, NanError, NcclError, OverflowError, RankError,
                       RemoteError, ShapeError, StateError, SystemError, TimeoutError, UnsupportedError)
 from ._group import ANY_SOURCE, PEER_NONE, Group, Op
+from ._store import Store
 from ._work import Work, wait_all
 from ._world import World, version_text
 
@@ -42,5 +43,5 @@ __all__ = [
     "ANY_SOURCE", "AVG", "AbortedError", "ArgError", "BAND", "BOR", "BXOR", "CudaError", "DDP", "DeviceError", "DtypeError",
     "Error", "GraphError", "Group", "InternalError", "IoError", "LAND", "LOR", "LXOR", "LayoutError", "MAX", "MAXLOC", "MIN",
     "MINLOC", "MemoryError", "MismatchError", "MpiError", "NanError", "NcclError", "Op", "OverflowError", "PEER_NONE",
-    "PREMUL_SUM", "PROD", "RankError", "RemoteError", "SUM", "ShapeError", "StateError", "SystemError", "TimeoutError",
+    "PREMUL_SUM", "PROD", "RankError", "RemoteError", "SUM", "ShapeError", "StateError", "Store", "SystemError", "TimeoutError",
     "UnsupportedError", "Work", "World", "f32_index", "f64_index", "i64_index", "version", "version_text", "wait_all"]

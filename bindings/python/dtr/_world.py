@@ -13,6 +13,7 @@ from ._call import Options, c_text, note_caller, seconds, whole
 from ._dtr import ffi, lib
 from ._errors import ArgError, StateError, check, error_of, text_of
 from ._group import Group, group_options
+from ._store import Bootstrap, Store
 
 if TYPE_CHECKING:
     from ._ddp import DDP
@@ -20,12 +21,23 @@ if TYPE_CHECKING:
 _open: Set["World"] = set()  # a world that is not closed lives as long as the process
 
 
+def _create_at(bootstrap: Bootstrap, options: Options, raw: Any) -> None:
+    options.c.bootstrap = bootstrap.c
+    status = lib.dtr_world_create(options.c, raw)
+    if bootstrap.raised is not None and not isinstance(bootstrap.raised, Exception):
+        raise bootstrap.raised  # KeyboardInterrupt
+    if status < 0:
+        raise error_of(status) from bootstrap.raised
+
+
 class World:
-    """All ranks that mpirun has started, or those of an mpi4py communicator.
+    """All ranks that mpirun has started, those of an mpi4py communicator, or those that meet at a store.
 
     Without `comm` the ranks are those of MPI_COMM_WORLD, and the library initialises MPI where nobody
     has; it then finalises it when the last world is closed, unless `keep_mpi`. With an mpi4py
-    communicator the world is over a duplicate of it, and MPI stays the program's.
+    communicator the world is over a duplicate of it, and MPI stays the program's. With a `store`
+    (see Store) MPI is neither initialised nor called: whatever has started the processes, each says
+    which `rank` of `size` it is. One world uses a `prefix` of keys once.
 
     Making and closing are collective. Use it as a context manager; when an exception leaves the
     block, the groups of the world are aborted first, so that the other ranks get it as AbortedError
@@ -34,7 +46,8 @@ class World:
     """
 
     def __init__(self, comm: Any = None, *, timeout: Optional[float] = None, backend: Optional[str] = None,
-                 keep_mpi: bool = False) -> None:
+                 keep_mpi: bool = False, store: Optional[Store] = None, rank: Optional[int] = None, size: Optional[int] = None,
+                 prefix: Optional[str] = None) -> None:
         self._lock = threading.Condition()
         self._inside = 0  # calls of other threads that use the handle; under the lock, as what follows
         self._closed = False
@@ -45,7 +58,13 @@ class World:
         options = Options("dtr_world_options", timeout_s=seconds(timeout, "timeout"), backend=c_text(backend, "backend"),
                           keep_mpi=bool(keep_mpi))
         raw = ffi.new("dtr_world **")
-        if comm is None:
+        if store is not None:
+            if comm is not None:
+                raise ArgError("comm and store are both given; a world has its ranks from one of them")
+            _create_at(Bootstrap(store, rank, size, prefix), options, raw)
+        elif rank is not None or size is not None or prefix is not None:
+            raise ArgError("rank is %r, size %r, prefix %r, and there is no store, which they belong to" % (rank, size, prefix))
+        elif comm is None:
             check(lib.dtr_world_create(options.c, raw))
         else:
             address, size = mpi_handle(comm)
