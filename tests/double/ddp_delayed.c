@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "ddp_pair.h"
+#include "delay.h"
 #include "fake_cuda.h"
 
 enum { SIDES = 2 };
@@ -18,15 +19,6 @@ typedef struct fixture {
     dtr_tensor *sum[SIDES][PARAMS]; /* of all averages */
     dtr_tensor *one[SIDES][PARAMS]; /* a gradient that does not change */
 } fixture;
-
-static dtr_ddp_options delay(const size_t *list, size_t n, size_t trigger) {
-    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    o.delayed = list;
-    o.n_delayed = n;
-    o.delayed_trigger = trigger;
-    o.has_delayed_trigger = true;
-    return o;
-}
 
 static bool listed(const fixture *f, size_t i) {
     for (size_t k = 0; k < f->o->n_delayed; k++) {

@@ -113,4 +113,26 @@ static inline void step_both(pair *m, const char *what) {
     m->step++;
 }
 
+/* ---- a hook that averages in two steps: a sum, and behind it the division ---- */
+
+static inline dtr_status pair_divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    (void)state, (void)work;
+    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
+        dtr_status s =
+            dtr_tensor_scale(dtr_ddp_bucket_grad(b, k), 1.0 / th_size(), dtr_ddp_bucket_stream(b));
+        if (s < 0) {
+            return s;
+        }
+    }
+    return DTR_OK;
+}
+
+static inline dtr_status pair_sum_then_divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
+    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
+    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
+    o.stream = dtr_ddp_bucket_stream(b);
+    dtr_status s = dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, &o, work);
+    return s < 0 ? s : dtr_ddp_bucket_then(b, pair_divide, state);
+}
+
 #endif /* DTR_DDP_PAIR_H */

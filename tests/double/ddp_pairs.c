@@ -294,28 +294,10 @@ END_TEST
 
 /* ---- hooks ---- */
 
-static dtr_status divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    (void)state, (void)work;
-    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
-        dtr_status s =
-            dtr_tensor_scale(dtr_ddp_bucket_grad(b, k), 1.0 / th_size(), dtr_ddp_bucket_stream(b));
-        if (s < 0) {
-            return s;
-        }
-    }
-    return DTR_OK;
-}
-
-/* The average in two steps: a sum, and behind it the division. *state: fail on the last rank. */
+/* *state: fail on the last rank. */
 static dtr_status sum_then_divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
-    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
-    if (*(bool *)state && th_rank() == th_size() - 1) {
-        return DTR_ERR_STATE;
-    }
-    o.stream = dtr_ddp_bucket_stream(b);
-    dtr_status s = dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, &o, work);
-    return s < 0 ? s : dtr_ddp_bucket_then(b, divide, NULL);
+    return *(bool *)state && th_rank() == th_size() - 1 ? DTR_ERR_STATE
+                                                        : pair_sum_then_divide(NULL, b, work);
 }
 
 /* A step of both sides that queues all and waits for nothing, but in the first two. */

@@ -125,26 +125,6 @@ static void same_values(const fixture *f, const char *what) {
 
 /* ---- modes ---- */
 
-static dtr_status divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    (void)state, (void)work;
-    for (size_t k = 0; k < dtr_ddp_bucket_param_count(b); k++) {
-        dtr_status s =
-            dtr_tensor_scale(dtr_ddp_bucket_grad(b, k), 1.0 / th_size(), dtr_ddp_bucket_stream(b));
-        if (s < 0) {
-            return s;
-        }
-    }
-    return DTR_OK;
-}
-
-static dtr_status sum_then_divide(void *state, dtr_ddp_bucket *b, dtr_work **work) {
-    dtr_coll_options o = DTR_COLL_OPTIONS_INIT;
-    dtr_buffer buffer = dtr_ddp_bucket_buffer(b);
-    o.stream = dtr_ddp_bucket_stream(b);
-    dtr_status s = dtr_allreduce(dtr_ddp_bucket_group(b), buffer, buffer, DTR_SUM, &o, work);
-    return s < 0 ? s : dtr_ddp_bucket_then(b, divide, state);
-}
-
 typedef enum mode {
     PLAIN,
     VIEW,
@@ -174,7 +154,7 @@ static void add_hooks(const fixture *f, mode k) {
         if (k == HOOK) {
             TH_IS(dtr_ddp_register_builtin_hook(f->m.ddp[side], DTR_HOOK_ALLREDUCE, NULL), DTR_OK);
         } else if (k == TWO_STEPS) {
-            TH_IS(dtr_ddp_register_hook(f->m.ddp[side], sum_then_divide, NULL, "two"), DTR_OK);
+            TH_IS(dtr_ddp_register_hook(f->m.ddp[side], pair_sum_then_divide, NULL, "two"), DTR_OK);
         }
     }
 }

@@ -222,7 +222,7 @@ void th_log_clear(void) {
 /* ---- fixture (HR7) ---- */
 
 static void setup(void) {
-    th_watchdog_start(tcase_name(), th.rank);
+    th_watchdog_start(th.rank);
     th.failed_here = false;
     th_log_clear();
     th.groups_before = dtr_world_group_count(th.world);

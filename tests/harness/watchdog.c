@@ -1,6 +1,7 @@
 /* Watchdog thread of the test harness (HR3). */
 #include "watchdog.h"
 
+#include <check.h>
 #include <errno.h>
 #include <execinfo.h>
 #include <mpi.h>
@@ -20,7 +21,6 @@ static struct {
     bool running;
     pthread_t thread;
     pthread_t tested; /* the thread that runs the test */
-    const char *test;
     int rank, limit_s;
 } dog = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
 
@@ -34,7 +34,7 @@ static void report(void) {
     dtr__record last[8];
     size_t n = dtr__rec_read(th_world(), last, 8);
     fprintf(stderr, "[rank%d] test '%s' is stuck after %d s; last operations:\n", dog.rank,
-            dog.test, dog.limit_s);
+            tcase_name(), dog.limit_s);
     for (size_t i = 0; i < n; i++) {
         fprintf(stderr, "[rank%d]   #%llu kind %d group %u seq %llu state %d status %d at %s\n",
                 dog.rank, (unsigned long long)last[i].number, last[i].kind, last[i].group,
@@ -73,9 +73,8 @@ void th_watchdog_limit(int seconds) {
     }
 }
 
-void th_watchdog_start(const char *test, int rank) {
+void th_watchdog_start(int rank) {
     th_watchdog_stop(); /* of a test that ended by a failed assertion in its set-up */
-    dog.test = test;
     dog.rank = rank;
     dog.running = true;
     dog.tested = pthread_self();

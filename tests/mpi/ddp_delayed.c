@@ -4,19 +4,11 @@
 
 #include "data.h"
 #include "ddp_models.h"
+#include "delay.h"
 
 enum { N = 6 };
 static const size_t sizes[N] = { 5, 100, 1, 33, 8, 64 };
 static const size_t three[] = { 1, 4, 2 };
-
-static dtr_ddp_options delay(const size_t *list, size_t n, size_t trigger) {
-    dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
-    o.delayed = list;
-    o.n_delayed = n;
-    o.delayed_trigger = trigger;
-    o.has_delayed_trigger = true;
-    return o;
-}
 
 static bool listed(const dtr_ddp_options *o, size_t i) {
     for (size_t k = 0; k < o->n_delayed; k++) {
