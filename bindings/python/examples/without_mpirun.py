@@ -41,10 +41,15 @@ def rank_main(rank, size, path):
         print("rank %d of %d: %g %g" % (world.rank, world.size, *total))
 
 
-if len(sys.argv) == 4:
-    rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-else:
+def main():
+    if len(sys.argv) == 4:
+        rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+        return 0
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     with tempfile.TemporaryDirectory() as path:
         ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(size), path]) for rank in range(size)]
-        sys.exit(max(rank.wait() for rank in ranks))
+        return 1 if any([rank.wait() for rank in ranks]) else 0  # all are waited for; one that was killed has a negative status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

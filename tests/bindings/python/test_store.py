@@ -1,34 +1,19 @@
 """Worlds that meet at a store, beside the one that mpirun has started."""
+import importlib.util
 import os
+import shutil
 import tempfile
-import time
 
 import numpy as np
 import pytest
 
 import dtr
 
-
-class Folder:
-    def __init__(self, path):
-        self.path = path
-
-    def _name(self, key):
-        return os.path.join(self.path, key.replace("/", "%"))
-
-    def put(self, key, value):
-        with open(self._name(key) + ".part", "wb") as file:
-            file.write(value)
-        os.rename(self._name(key) + ".part", self._name(key))
-
-    def get(self, key, timeout):
-        end = time.monotonic() + timeout
-        while not os.path.exists(self._name(key)):
-            if time.monotonic() > end:
-                raise TimeoutError(key)
-            time.sleep(0.001)
-        with open(self._name(key), "rb") as file:
-            return file.read()
+EXAMPLE = os.path.join(os.path.dirname(__file__), "../../../bindings/python/examples/without_mpirun.py")
+spec = importlib.util.spec_from_file_location("without_mpirun", EXAMPLE)
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+Folder = example.Folder
 
 
 @pytest.fixture
@@ -37,6 +22,8 @@ def folder(group):
     text = np.zeros(256, np.uint8)
     text[:len(made)] = list(made.encode())
     yield Folder(bytes(group.broadcast(text, 0)).rstrip(b"\0").decode())
+    if made:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def test_works(group, folder):
