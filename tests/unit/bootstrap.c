@@ -335,6 +335,20 @@ static void killed_early(int rank, int n, void *arg) {
     EXPECT_FAILS(&b, DTR_ERR_REMOTE, "has ended while the ranks were making a world");
 }
 
+/* Several nodes: the list of a node's ranks is looked at before it is used. */
+static void spoilt(int rank, int n, void *arg) {
+    store *s = arg;
+    s->spoil_key = rank == 1 ? "node.1" : NULL;
+    s->patience_s = rank == 0 ? 2 : 0;
+    dtr_bootstrap b = store_bootstrap(s, "one", rank, n);
+    if (rank == 1) {
+        EXPECT_FAILS(&b, DTR_ERR_MISMATCH, "key 'node.1' is none of this library");
+    } else {
+        const dtr_status got = attempt(&b);
+        EXPECT(got < 0, "%s", dtr_status_name(got));
+    }
+}
+
 static void mistakes(int rank, int n, void *arg) {
     dtr_bootstrap b = store_bootstrap(arg, "size", rank, n);
     b.size += rank == n - 1;
@@ -360,17 +374,12 @@ static const struct {
     int least;    /* ranks */
     bool stopped; /* the last one stops itself */
 } cases[] = {
-    { "works", works, 1, false },
-    { "groups", groups, 1, false },
-    { "worlds", worlds, 2, false },
-    { "averages", averages, 1, false },
-    { "killed", killed, 2, false },
-    { "stopped", stopped, 2, true },
-    { "late", late, 2, true },
-    { "aborted", aborted, 2, false },
-    { "absent", absent, 2, false },
-    { "mistakes", mistakes, 2, false },
-    { "killed_early", killed_early, 2, false },
+    { "works", works, 1, false },   { "groups", groups, 1, false },
+    { "worlds", worlds, 2, false }, { "averages", averages, 1, false },
+    { "killed", killed, 2, false }, { "stopped", stopped, 2, true },
+    { "late", late, 2, true },      { "aborted", aborted, 2, false },
+    { "absent", absent, 2, false }, { "mistakes", mistakes, 2, false },
+    { "spoilt", spoilt, 3, false }, { "killed_early", killed_early, 2, false },
 };
 
 int main(int argc, char **argv) {

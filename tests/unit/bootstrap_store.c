@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,12 +59,16 @@ static dtr_status put(void *arg, const char *key, const void *value, size_t nbyt
     return ok ? DTR_OK : DTR_ERR_IO;
 }
 
+static bool ends_with(const char *key, const char *end) {
+    const size_t n = end != NULL ? strlen(end) : 0;
+    return n > 0 && strlen(key) >= n && strcmp(key + strlen(key) - n, end) == 0;
+}
+
 static dtr_status get(void *arg, const char *key, void *value, size_t cap, size_t *nbytes,
                       double timeout_s) {
     const store *s = arg;
     char path[256];
-    const size_t n = s->die_at_key != NULL ? strlen(s->die_at_key) : 0;
-    if (n > 0 && strlen(key) >= n && strcmp(key + strlen(key) - n, s->die_at_key) == 0) {
+    if (ends_with(key, s->die_at_key)) {
         kill(getpid(), SIGKILL);
     }
     const double limit_s = s->patience_s > 0 ? s->patience_s : timeout_s, end = now_s() + limit_s;
@@ -79,6 +84,9 @@ static dtr_status get(void *arg, const char *key, void *value, size_t cap, size_
     const ssize_t got = read(fd, value, cap);
     close(fd);
     *nbytes = got > 0 ? (size_t)got : 0;
+    if (ends_with(key, s->spoil_key) && *nbytes >= 2 * sizeof(int32_t)) {
+        memcpy((char *)value + sizeof(int32_t), &(int32_t){ -1 }, sizeof(int32_t));
+    }
     return got >= 0 ? DTR_OK : DTR_ERR_IO;
 }
 

@@ -9,6 +9,7 @@ typedef struct store {
     char folder[128];
     double patience_s;      /* get gives up then, whatever it is told; 0: it does not */
     const char *die_at_key; /* get of a key with that end kills this process */
+    const char *spoil_key;  /* get of a key with that end has a second number of -1 */
 } store;
 
 /* A folder of its own for each. */

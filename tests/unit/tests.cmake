@@ -120,7 +120,7 @@ foreach(run works/1 works/2 works/3 works/4 works/7 groups/1 groups/2 groups/3 g
     killed/3 killed/4 stopped/3 late/3 aborted/3 absent/3 mistakes/3 killed_early/3
     works/2/1 works/3/1 works/3/2 works/4/2 works/7/1 works/7/3 groups/2/1 groups/3/2 groups/4/2 groups/7/3 worlds/4/2 averages/2/1
     averages/3/2 averages/7/3 killed/3/2 killed/4/2 stopped/3/2 stopped/4/2 late/3/2 aborted/3/2 absent/3/2 mistakes/3/2 killed_early/3/2
-    killed_early/4/2)
+    killed_early/4/2 spoilt/3/2)
   string(REPLACE "/" "_" name ${run})
   string(REPLACE "/" ";" run ${run})
   list(GET run 1 n)
