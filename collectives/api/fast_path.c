@@ -28,7 +28,6 @@ enum {
 
 struct dtr__fast_paths {
     uint64_t last_id;
-    uint64_t noted;  /* id of the messages that have a record of their own last */
     dtr_work *ready; /* works for messages that were something else; progress lock */
     dtr__fast_path of[ENTRIES];
 };
@@ -228,12 +227,10 @@ typedef struct noted {
     bool follows;    /* it is the last of the group's run instead */
 } noted;
 
-/* Sends and receives in turn, which nothing would follow, do not begin runs. */
 static noted own_record(dtr_group *g, dtr__fast_path *p) {
     noted n = { 0, false };
-    if (p->p2p && g->calls.fast_paths->noted != p->id) {
-        g->calls.fast_paths->noted = p->id;
-        n.number = dtr__rec_begin_again(g->world, &p->record);
+    if (p->p2p && p->call.n_batch == 0) {
+        n.number = dtr__rec_run_message(g->world, &g->calls.run, p->id, &p->record);
     } else {
         n.number = dtr__rec_run_begin(g->world, &g->calls.run, p->id, &p->record, p->call.n_batch);
     }
@@ -411,8 +408,8 @@ void dtr__fast_path_learn_message(dtr_group *g, const dtr__request *r, const dtr
     dtr__progress_lock_release(g->engine->progress);
 }
 
-/* One entry says all of a message that is over. */
-static uint64_t note_message(const dtr_group *g, dtr__fast_path *p, bool over) {
+/* One entry says all of a message that is over, if it needs one. */
+static uint64_t note_message(dtr_group *g, dtr__fast_path *p, bool over) {
     dtr__record *rec = &p->record;
     const int64_t now = p->call.issued_ns;
     const int64_t limit_ns = atomic_load_explicit(&g->limit_ns, memory_order_relaxed);
@@ -427,7 +424,11 @@ static uint64_t note_message(const dtr_group *g, dtr__fast_path *p, bool over) {
     if (rec->state != state) { /* a byte just written would keep its word from being read */
         rec->state = state;
     }
-    const uint64_t number = dtr__rec_begin_again(g->world, rec);
+    if (over && dtr__rec_follow(g->world, &g->calls.run, p->id, rec->p2p_seq, now)) {
+        dtr__rec_follower_ended(&g->calls.run, rec->p2p_seq);
+        return 0;
+    }
+    const uint64_t number = dtr__rec_run_message(g->world, &g->calls.run, p->id, rec);
     if (over && counted) {
         dtr__rec_finish(g->world, number, now);
     }

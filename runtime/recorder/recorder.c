@@ -368,55 +368,110 @@ void dtr__rec_span_add(dtr_world *world, const char *what, const char *label, in
 /* ---- calls that follow a record ---- */
 
 /* What the followers' words say goes into the record itself, because they are used again. */
-static void close_run(dtr_world *world, const dtr__rec_run *run, uint64_t first) {
+static void end_run(dtr_world *world, const dtr__rec_run *run) {
     uint64_t begun = atomic_load_explicit(&run->words->begun, memory_order_relaxed);
-    uint64_t followers = begun - first;
+    uint64_t followers = begun - run->first + ((uint64_t)(run->turns - 1) << 32);
     slot *s = slot_of(world->recorder, run->number);
-    if (followers != 0 && enter(s, run->number, run->number)) {
+    if (begun != run->first && enter(s, run->number, run->number)) {
         SET(s, follower, followers);
         SET(s, t_follower, run->t);
         leave(s, run->number);
     }
+    atomic_store_explicit(&run->words->record, 0, memory_order_release);
 }
 
-uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
-                            const dtr__record *r, uint64_t entries) {
+/* A call that followed and takes long has a record of its own instead. */
+static void take_back(const dtr__rec_run *run, uint64_t sort, uint64_t seq) {
+    if (run->number != 0 && run->sort[(run->turn + run->turns - 1) % run->turns] == sort &&
+        atomic_load_explicit(&run->words->begun, memory_order_relaxed) == seq) {
+        atomic_store_explicit(&run->words->begun, seq - 1, memory_order_release);
+    }
+}
+
+/* Behind the records of `turns` calls, the last of which is `r`. */
+static void begin_run(dtr__rec_run *run, uint32_t turns, uint64_t number, const dtr__record *r,
+                      uint64_t entries) {
     dtr__rec_followers *words = run->words;
     const uint64_t count = dtr__record_seq(r);
-    uint64_t number = dtr__rec_begin(world, r);
-    if (words == NULL || world->recording.counters != NULL) {
-        return number; /* nothing follows */
-    }
-    if (run->number != 0) {
-        if (run->sort == sort &&
-            atomic_load_explicit(&words->begun, memory_order_relaxed) == count) {
-            atomic_store_explicit(&words->begun, count - 1, memory_order_release);
-        }
-        close_run(world, run, run->first);
-        atomic_store_explicit(&words->record, 0, memory_order_release);
-    }
+    atomic_store_explicit(&words->turns, turns, memory_order_release);
     atomic_store_explicit(&words->begun, count, memory_order_release);
     atomic_store_explicit(&words->ended, count, memory_order_release);
     atomic_store_explicit(&words->t_begun, r->t_issued, memory_order_release);
     atomic_store_explicit(&words->record, number, memory_order_release);
-    run->sort = sort;
+    run->turns = turns;
+    run->turn = 0;
     run->number = number;
     run->last = number + entries;
     run->first = count;
     run->next = count + 1;
     run->t = r->t_issued;
     run->thread = thread_id();
+}
+
+static bool has_runs(const dtr_world *world, const dtr__rec_run *run) {
+    return run->words != NULL && world->recording.counters == NULL;
+}
+
+uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
+                            const dtr__record *r, uint64_t entries) {
+    const uint64_t number = dtr__rec_begin(world, r);
+    if (!has_runs(world, run)) {
+        return number;
+    }
+    take_back(run, sort, dtr__record_seq(r));
+    if (run->number != 0) {
+        end_run(world, run);
+    }
+    run->sort[0] = sort;
+    begin_run(run, 1, number, r, entries);
     return number;
+}
+
+/* How many messages ago there was one of this sort, if nothing else lies between; 0: there was not.
+ */
+static uint32_t turns_since(const dtr__rec_run *run, const dtr__rec_turn *now) {
+    for (uint32_t i = 1; i <= DTR__REC_RUN_TURNS && i <= run->n_past; i++) {
+        const dtr__rec_turn *past = &run->past[(run->n_past - i) % DTR__REC_RUN_TURNS];
+        if (past->number + i != now->number || past->seq + i != now->seq) {
+            return 0;
+        }
+        if (past->sort == now->sort) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+uint64_t dtr__rec_run_message(dtr_world *world, dtr__rec_run *run, uint64_t sort, dtr__record *r) {
+    const dtr__rec_turn now = { sort, dtr__record_seq(r), dtr__rec_begin_again(world, r) };
+    if (!has_runs(world, run)) {
+        return now.number;
+    }
+    take_back(run, sort, now.seq);
+    const uint32_t turns = turns_since(run, &now);
+    run->past[run->n_past++ % DTR__REC_RUN_TURNS] = now;
+    if (turns == 0) {
+        return now.number;
+    }
+    if (run->number != 0) {
+        end_run(world, run);
+    }
+    for (uint32_t i = 0; i < turns; i++) {
+        run->sort[i] = run->past[(run->n_past - turns + i) % DTR__REC_RUN_TURNS].sort;
+    }
+    begin_run(run, turns, now.number, r, 0);
+    return now.number;
 }
 
 bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
                      int64_t now_ns) {
     const dtr__recorder *r = world->recorder;
-    if (run->sort != sort || run->next != seq || seq % DTR__REC_RUN_MOST == 0 ||
+    if (run->sort[run->turn] != sort || run->next != seq || seq % DTR__REC_RUN_MOST == 0 ||
         now_ns - run->t >= PAUSE_NS || run->thread != own_thread ||
         atomic_load_explicit(&r->last, memory_order_relaxed) != run->last) {
         return false;
     }
+    run->turn = run->turn + 1 < run->turns ? run->turn + 1 : 0;
     run->next = seq + 1;
     run->t = now_ns;
     atomic_store_explicit(&run->words->t_begun, now_ns, memory_order_relaxed);

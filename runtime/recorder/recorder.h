@@ -41,9 +41,10 @@ typedef struct dtr__record {
     uint32_t thread;
     int32_t status;
     int64_t t_issued, t_enqueued, t_started, t_finished, deadline; /* monotonic ns, 0 = not yet */
-    /* In the ring: how many calls have followed it closely (dtr__rec_follow), and when the last of
-     * them was issued. Readers make records of those, which have the number of the one they
-     * followed, and their place behind it here; times are estimates. 0: not one of those. */
+    /* In the ring: how many calls have followed it closely (dtr__rec_follow), with how many records
+     * before it they follow as well in the upper half, and when the last of them was issued.
+     * Readers make records of those, which have the number of the one they followed, and their
+     * place behind it here; times are estimates. 0: not one of those. */
     uint64_t follower;
     int64_t t_follower;
     uint64_t hash_in, hash_out; /* of the bytes, with DTR_HASH=1; 0: none */
@@ -72,26 +73,43 @@ void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
  * one's number and time, which are a few words per group. What makes a difference ends the run:
  * another record of any group, another thread, a pause, a call that takes long. So does every
  * DTR__REC_RUN_MOST'th number, so that all ranks have records of the same calls. With metrics there
- * are no runs. */
-enum { DTR__REC_RUN_MOST = 64, DTR__REC_RUN_ENTRIES = 8 /* of a batch in a run */ };
+ * are no runs. Of messages some may come in turn, as a send and a receive: then each follows the
+ * one that it is like. */
+enum {
+    DTR__REC_RUN_MOST = 64,
+    DTR__REC_RUN_ENTRIES = 8, /* of a batch in a run */
+    DTR__REC_RUN_TURNS = 4    /* messages in turn */
+};
 typedef struct dtr__rec_followers { /* in the recording; one writer, atomic words */
     _Atomic uint64_t record;        /* number of the one they follow, 0: none; written last */
     _Atomic uint64_t begun, ended;  /* sequence numbers of the last ones; at first the record's */
     _Atomic int64_t t_begun;
-    uint64_t reserved[4];
+    _Atomic uint64_t turns; /* records that they follow in turn: `record` and those before it */
+    uint64_t reserved[3];
 } dtr__rec_followers;
+/* A message that has a record: its sort, its number, the record's. */
+typedef struct dtr__rec_turn {
+    uint64_t sort, seq, number;
+} dtr__rec_turn;
 typedef struct dtr__rec_run {
-    dtr__rec_followers *words; /* NULL: the recording has no room for the group's */
-    uint64_t sort, number;     /* of calls; of the record */
-    uint64_t last;             /* number of its last entry's record, without entries its own */
-    uint64_t first, next;      /* sequence numbers: the record's, and what may follow */
-    int64_t t;                 /* of the last call */
+    dtr__rec_followers *words;         /* NULL: the recording has no room for the group's */
+    uint64_t sort[DTR__REC_RUN_TURNS]; /* of calls, as they come in turn */
+    uint32_t turns, turn;              /* how many; whose it is */
+    uint64_t number;                   /* of the record; 0: there is no run */
+    uint64_t last;        /* number of its last entry's record, without entries its own */
+    uint64_t first, next; /* sequence numbers: the record's, and what may follow */
+    int64_t t;            /* of the last call */
     uint32_t thread;
+    uint32_t n_past; /* messages with records so far; the newest of them: */
+    dtr__rec_turn past[DTR__REC_RUN_TURNS];
 } dtr__rec_run;
 /* A record for a call of some sort, by which a run begins; those of its `entries` are to come right
  * behind it. Returns its number. */
 uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
                             const dtr__record *r, uint64_t entries);
+/* The same of a message whose record is kept from call to call (dtr__rec_begin_again). Its run
+ * begins once it is clear what comes in turn. */
+uint64_t dtr__rec_run_message(dtr_world *world, dtr__rec_run *run, uint64_t sort, dtr__record *r);
 /* Whether call `seq`, of messages its number among these, follows closely; then it is noted as
  * begun, and dtr__rec_follower_ended or dtr__rec_run_begin is to come. */
 bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,

@@ -10,38 +10,56 @@
 /* Those of one record, and how many of them have ended. */
 typedef struct followers {
     uint64_t n, ended;
-    int64_t t; /* issue of the last one */
+    uint64_t turns; /* records that they follow in turn, up to this one */
+    int64_t t;      /* issue of the last one */
 } followers;
 
 static followers followers_of(const dtr__recording *r, const dtr__record *rec) {
-    const uint64_t first = dtr__record_seq(rec);
-    followers f = { rec->follower, rec->follower, rec->t_follower };
+    const uint64_t first = dtr__record_seq(rec), n = (uint32_t)rec->follower;
+    followers f = { n, n, (rec->follower >> 32) + 1, rec->t_follower };
     const dtr__rec_group *g = dtr__recording_group(r, rec->group);
     if (g != NULL && atomic_load(&g->followers.record) == rec->number) {
         uint64_t begun = atomic_load(&g->followers.begun), ended = atomic_load(&g->followers.ended);
         f.n = begun - first;
+        f.turns = atomic_load(&g->followers.turns);
         f.t = atomic_load(&g->followers.t_begun);
         f.ended = ended >= begun ? f.n : f.n - 1;
     }
-    if (f.n >= DTR__REC_RUN_MOST || first == 0 || first >= UINT64_C(1) << 62 ||
-        !dtr__rec_is_time(f.t)) {
+    if (f.n >= DTR__REC_RUN_MOST || f.turns < 1 || f.turns > DTR__REC_RUN_TURNS || first == 0 ||
+        first >= UINT64_C(1) << 62 || !dtr__rec_is_time(f.t)) {
         f.n = 0;
     }
     return f;
 }
 
-/* The k'th call behind `rec`. Only the last one's time is known; the others lie between. */
-static dtr__record follower(const dtr__record *rec, const followers *f, uint64_t k) {
-    dtr__record one = *rec;
-    int64_t limit = dtr__rec_is_time(rec->deadline) ? rec->deadline - rec->t_issued : 0;
+/* Whether the records before `rec`, of which there are `before`, are those of messages in turn. */
+static bool have_turns(const dtr__record *rec, size_t before, uint64_t turns) {
+    for (uint64_t i = 1; i < turns; i++) {
+        const dtr__record *one = rec - i;
+        if (before < i || one->group != rec->group || one->number != rec->number - i ||
+            one->seq != 0 || rec->seq != 0 || one->p2p_seq != rec->p2p_seq - i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The k'th call behind `rec`, which is like `like`. Only the last one's time is known; the others
+ * lie between. */
+static dtr__record follower(const dtr__record *rec, const dtr__record *like, const followers *f,
+                            uint64_t k) {
+    dtr__record one = *like;
+    int64_t limit = dtr__rec_is_time(like->deadline) ? like->deadline - like->t_issued : 0;
     int64_t from = rec->t_finished > rec->t_issued ? rec->t_finished : rec->t_issued;
     int64_t to = f->t > from ? f->t : from;
     one.follower = k;
     one.t_follower = 0;
-    *(one.seq != 0 ? &one.seq : &one.p2p_seq) += k;
-    one.op_id += k;
+    *(one.seq != 0 ? &one.seq : &one.p2p_seq) = dtr__record_seq(rec) + k;
+    one.op_id = rec->op_id + k;
+    one.number = rec->number;
     one.t_issued = to - (to - from) / (int64_t)f->n * (int64_t)(f->n - k);
-    one.t_enqueued = one.t_started = 0;
+    one.t_enqueued = 0;
+    one.t_started = like->t_started != 0 ? one.t_issued : 0;
     one.t_finished = k <= f->ended ? one.t_issued : 0;
     one.state = k <= f->ended ? DTR__REC_FINISHED : DTR__REC_ISSUED;
     one.status = DTR_OK;
@@ -115,11 +133,15 @@ size_t dtr__runs_expand(const dtr__recording *r, dtr__record *all, size_t n, siz
     end_together(all, n);
     for (size_t i = n; i > 0; i--) {
         dtr__record rec = all[i - 1];
-        const followers f = followers_of(r, &rec);
+        followers f = followers_of(r, &rec);
+        if (f.n > 0 && !have_turns(&all[i - 1], i - 1, f.turns)) {
+            f.n = 0;
+        }
         const size_t m = f.n == 0 ? 0 : entries_of(&rec, all + at, capacity - at, entry);
         at += m; /* they are written once more, in front of the followers */
         for (uint64_t k = f.n; k > 0 && at > i + 2 * m; k--) {
-            const dtr__record call = follower(&rec, &f, k);
+            const dtr__record *like = &all[i - f.turns + (k - 1) % f.turns];
+            const dtr__record call = follower(&rec, like, &f, k);
             for (size_t e = m; e > 0; e--) {
                 all[--at] = follower_entry(&entry[e - 1], &call);
             }

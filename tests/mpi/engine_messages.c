@@ -199,7 +199,7 @@ START_TEST(callbacks) {
 }
 END_TEST
 
-/* Each has a record of its own, which says where it was called and that it has ended. */
+/* Each has a record, or follows one: it says where it was called and that it has ended. */
 START_TEST(records) {
     enum { N = 6 };
     int32_t x[N] = { 0 }, y[N];

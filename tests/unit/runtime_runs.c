@@ -1,5 +1,5 @@
-/* Batches of messages that follow each other closely share the records of one of them (reliability
- * P9), without MPI. */
+/* Batches of messages, and messages in turn, that follow each other closely share the records of
+ * the first (reliability P9), without MPI. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,11 +173,154 @@ START_TEST(P9_batches_are_told_as_far_as_there_is_room) {
 }
 END_TEST
 
+/* ---- messages in turn ---- */
+
+enum { SEND = 2, RECV, BARRIERS, ROOM = 100 /* messages that are always told */ };
+
+/* Message `seq`, of which `turns` come in turn: sends to 1 and on, and at last a receive. */
+static dtr__record message(uint64_t seq, uint64_t turns, int64_t now) {
+    const uint64_t turn = seq % turns;
+    return (dtr__record){ .group = 1,
+                          .kind = turn + 1 == turns ? RECV : SEND,
+                          .root_or_peer = (int32_t)turn,
+                          .p2p_seq = seq,
+                          .op_id = 100 + seq,
+                          .tag = 40 + (int32_t)turn,
+                          .state = DTR__REC_FINISHED,
+                          .t_issued = now,
+                          .t_finished = now,
+                          .deadline = now + 9000 };
+}
+
+/* Returns whether it has no record. */
+static bool pass(dtr_world *w, dtr__rec_run *run, uint64_t seq, uint64_t turns, int64_t now) {
+    dtr__record r = message(seq, turns, now);
+    const uint64_t sort = 50 + seq % turns;
+    if (dtr__rec_follow(w, run, sort, seq, now)) {
+        dtr__rec_follower_ended(run, seq);
+        return true;
+    }
+    (void)dtr__rec_run_message(w, run, sort, &r);
+    return false;
+}
+
+/* Messages `first` to `last` are told, each as it was; the last one is `open`. */
+static void expect_messages(const dtr_world *w, uint64_t first, uint64_t last, uint64_t turns,
+                            bool open) {
+    dtr__recording *r = read_all(w);
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_records; i++) {
+        const dtr__record *rec = &r->records[i];
+        if (rec->p2p_seq < first) {
+            continue;
+        }
+        const uint64_t seq = first + n++;
+        const dtr__record like = message(seq, turns, 0);
+        ck_assert_uint_eq(rec->p2p_seq, seq);
+        ck_assert_uint_eq(rec->op_id, like.op_id);
+        ck_assert_int_eq(rec->kind, like.kind);
+        ck_assert_int_eq(rec->root_or_peer, like.root_or_peer);
+        ck_assert_int_eq(rec->tag, like.tag);
+        ck_assert_int_eq(dtr__record_over(rec), !(open && seq == last));
+        ck_assert_int_eq(rec->deadline - rec->t_issued, 9000);
+        ck_assert(i == 0 || rec->t_issued >= rec[-1].t_issued);
+    }
+    ck_assert_uint_eq(n, last + 1 - first);
+    dtr__recording_free(r);
+}
+
+START_TEST(P9_messages_in_turn_follow_each_other) {
+    const uint64_t turns = (uint64_t)_i;
+    dtr_world w;
+    dtr__rec_run run = open_world(&w);
+    for (uint64_t i = 1; i <= 200; i++) {
+        const uint64_t since = i % DTR__REC_RUN_MOST; /* each of them has a record, on all ranks */
+        const uint64_t least = i < DTR__REC_RUN_MOST ? turns + 1 : turns;
+        const bool follows = i < DTR__REC_RUN_MOST ? i > least : since > least;
+        ck_assert_msg(pass(&w, &run, i, turns, 1000 * (int64_t)i) == follows, "message %d", (int)i);
+        expect_messages(&w, i > ROOM ? i - ROOM : 1, i, turns, false);
+    }
+    /* One that takes long, first without a record and then with one. */
+    dtr__record r = message(201, turns, 201000);
+    r.state = DTR__REC_STARTED;
+    r.t_finished = 0;
+    ck_assert(dtr__rec_follow(&w, &run, 50 + 201 % turns, 201, 201000));
+    expect_messages(&w, 201 - ROOM, 201, turns, true);
+    const uint64_t number = dtr__rec_run_message(&w, &run, 50 + 201 % turns, &r);
+    expect_messages(&w, 201 - ROOM, 201, turns, true);
+    dtr__rec_finish(&w, number, 201500);
+    expect_messages(&w, 201 - ROOM, 201, turns, false);
+    ck_assert(!pass(&w, &run, 202, turns, 202000) || turns == 1);
+    close_world(&w);
+}
+END_TEST
+
+/* What is not the next in turn, comes late, or has something between does not follow. */
+START_TEST(P9_messages_out_of_turn_have_records) {
+    dtr_world w;
+    dtr__rec_run run = open_world(&w);
+    for (uint64_t i = 1; i <= 3; i++) {
+        ck_assert(!pass(&w, &run, i, 2, 1000));
+    }
+    ck_assert(!dtr__rec_follow(&w, &run, 51, 4, 1000)); /* 50 is next */
+    ck_assert(!dtr__rec_follow(&w, &run, 50, 5, 1000));
+    ck_assert(!dtr__rec_follow(&w, &run, 50, 4, 9000));
+    ck_assert(pass(&w, &run, 4, 2, 1000) && pass(&w, &run, 5, 2, 1000));
+    dtr__record other = { .group = 1, .kind = 0, .seq = 1, .t_issued = 1000, .state = 1 };
+    (void)dtr__rec_run_begin(&w, &run, BARRIERS, &other, 0);
+    ck_assert(!pass(&w, &run, 6, 2, 1100) && !pass(&w, &run, 7, 2, 1100));
+    ck_assert(!pass(&w, &run, 8, 2, 1100) && pass(&w, &run, 9, 2, 1100));
+    dtr__recording *r = read_all(&w);
+    ck_assert_uint_eq(r->n_records, 10);
+    ck_assert_uint_eq(r->records[5].seq, 1); /* in its place */
+    ck_assert_uint_eq(r->records[4].p2p_seq, 5);
+    ck_assert_int_eq(r->records[4].kind, RECV);
+    ck_assert_uint_eq(r->records[9].p2p_seq, 9);
+    ck_assert_int_eq(r->records[9].kind, RECV);
+    dtr__recording_free(r);
+    (void)dtr__rec_begin(&w, &other);
+    ck_assert(!pass(&w, &run, 10, 2, 1200) && !pass(&w, &run, 11, 2, 1200));
+    (void)dtr__rec_begin(&w, &other); /* so that the records of two in turn are apart */
+    ck_assert(!pass(&w, &run, 12, 2, 1200) && !pass(&w, &run, 13, 2, 1200));
+    ck_assert(!pass(&w, &run, 14, 2, 1200) && pass(&w, &run, 15, 2, 1200));
+    close_world(&w);
+}
+END_TEST
+
+/* Where a reader finds the records of only some that come in turn it tells nothing of those that
+ * follow, rather than something wrong. */
+START_TEST(P9_turns_without_their_records_are_not_told) {
+    dtr_world w;
+    dtr__rec_run run = open_world(&w);
+    for (uint64_t i = 1; i <= 6; i++) {
+        (void)pass(&w, &run, i, 2, 1000);
+    }
+    expect_messages(&w, 1, 6, 2, false);
+    dtr__record other = { .group = 1, .kind = 0, .state = DTR__REC_FINISHED, .t_issued = 1000 };
+    for (uint64_t i = 1; i <= 62; i++) { /* the ring has room for 64 */
+        other.seq = i;
+        (void)dtr__rec_begin(&w, &other);
+    }
+    expect_messages(&w, 2, 6, 2, false); /* of the first three records the first is gone */
+    other.seq++;
+    (void)dtr__rec_begin(&w, &other);
+    dtr__recording *r = read_all(&w);
+    ck_assert_uint_eq(r->n_records, 64);
+    ck_assert_uint_eq(r->records[0].p2p_seq, 3);
+    ck_assert_uint_eq(r->records[1].seq, 1);
+    dtr__recording_free(r);
+    close_world(&w);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("runs");
     tcase_add_test(tc, P9_batches_that_follow_closely_share_records);
     tcase_add_test(tc, P9_no_batch_follows_one_with_others_records);
     tcase_add_test(tc, P9_batches_are_told_as_far_as_there_is_room);
+    tcase_add_loop_test(tc, P9_messages_in_turn_follow_each_other, 1, DTR__REC_RUN_TURNS + 1);
+    tcase_add_test(tc, P9_messages_out_of_turn_have_records);
+    tcase_add_test(tc, P9_turns_without_their_records_are_not_told);
     suite_add_tcase(s, tc);
 }
 

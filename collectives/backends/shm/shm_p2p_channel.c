@@ -208,7 +208,9 @@ static void describe(dtr__shm_cell *cell, size_t count, uint32_t dtype, int tag,
     cell->count = count;
     cell->tag = tag;
     cell->dtype = (uint8_t)dtype;
-    memcpy(cell->site, site, sizeof cell->site);
+    if (memcmp(cell->site, site, sizeof cell->site) != 0) { /* else the line can stay shared */
+        memcpy(cell->site, site, sizeof cell->site);
+    }
 }
 
 bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, size_t nbytes,
