@@ -430,12 +430,12 @@ uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
 /* How many messages ago there was one of this sort, if nothing else lies between; 0: there was not.
  */
 static uint32_t turns_since(const dtr__rec_run *run, const dtr__rec_turn *now) {
-    for (uint32_t i = 1; i <= DTR__REC_RUN_TURNS && i <= run->n_past; i++) {
-        const dtr__rec_turn *past = &run->past[(run->n_past - i) % DTR__REC_RUN_TURNS];
-        if (past->number + i != now->number || past->seq + i != now->seq) {
+    for (uint32_t i = 1; i <= DTR__REC_RUN_TURNS && i <= run->n_recent; i++) {
+        const dtr__rec_turn *recent = &run->recent[(run->n_recent - i) % DTR__REC_RUN_TURNS];
+        if (recent->number + i != now->number || recent->seq + i != now->seq) {
             return 0;
         }
-        if (past->sort == now->sort) {
+        if (recent->sort == now->sort) {
             return i;
         }
     }
@@ -449,7 +449,7 @@ uint64_t dtr__rec_run_message(dtr_world *world, dtr__rec_run *run, uint64_t sort
     }
     take_back(run, sort, now.seq);
     const uint32_t turns = turns_since(run, &now);
-    run->past[run->n_past++ % DTR__REC_RUN_TURNS] = now;
+    run->recent[run->n_recent++ % DTR__REC_RUN_TURNS] = now;
     if (turns == 0) {
         return now.number;
     }
@@ -457,7 +457,7 @@ uint64_t dtr__rec_run_message(dtr_world *world, dtr__rec_run *run, uint64_t sort
         end_run(world, run);
     }
     for (uint32_t i = 0; i < turns; i++) {
-        run->sort[i] = run->past[(run->n_past - turns + i) % DTR__REC_RUN_TURNS].sort;
+        run->sort[i] = run->recent[(run->n_recent - turns + i) % DTR__REC_RUN_TURNS].sort;
     }
     begin_run(run, turns, now.number, r, 0);
     return now.number;

@@ -100,8 +100,8 @@ typedef struct dtr__rec_run {
     uint64_t first, next; /* sequence numbers: the record's, and what may follow */
     int64_t t;            /* of the last call */
     uint32_t thread;
-    uint32_t n_past; /* messages with records so far; the newest of them: */
-    dtr__rec_turn past[DTR__REC_RUN_TURNS];
+    uint32_t n_recent; /* messages with records so far; the newest of them: */
+    dtr__rec_turn recent[DTR__REC_RUN_TURNS];
 } dtr__rec_run;
 /* A record for a call of some sort, by which a run begins; those of its `entries` are to come right
  * behind it. Returns its number. */
