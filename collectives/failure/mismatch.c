@@ -30,7 +30,7 @@ bool dtr__compare(const dtr_work *w, dtr__signature *all, int *missing) {
         dtr__called reported;
         if (i == g->rank) {
             dtr__signature_of_call(&w->call, &all[i]);
-        } else if (dtr__peer_called(g->world, g->world_ranks[i], g->uid, w->seq, &reported) &&
+        } else if (dtr__peer_called(g->world, g->world_ranks[i], g->uid, w->seq, &reported, NULL) &&
                    reported.kind < DTR__K_COUNT) {
             from_called(&reported, &all[i]);
         } else {
@@ -48,7 +48,8 @@ bool dtr__is_compared(dtr__kind kind) {
 
 bool dtr__recall(dtr_group *g, uint64_t seq, dtr_work *like, char *site) {
     dtr__called reported;
-    if (!dtr__peer_called(g->world, g->world->rank, g->uid, seq, &reported) ||
+    char label[sizeof like->call.label];
+    if (!dtr__peer_called(g->world, g->world->rank, g->uid, seq, &reported, label) ||
         reported.kind >= DTR__K_COUNT || !dtr__is_compared((dtr__kind)reported.kind)) {
         return false;
     }
@@ -60,6 +61,7 @@ bool dtr__recall(dtr_group *g, uint64_t seq, dtr_work *like, char *site) {
                               .in_count = (size_t)reported.count_in,
                               .out_count = (size_t)reported.count_out,
                               .fingerprint = reported.fingerprint };
+    memcpy(like->call.label, label, sizeof label);
     like->group = g;
     like->world = g->world;
     like->seq = seq;

@@ -439,15 +439,21 @@ bool dtr__peer_waited(const dtr_world *world, int world_rank, uint64_t *group_ui
 }
 
 bool dtr__peer_called(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t seq,
-                      dtr__called *called) {
+                      dtr__called *called, char *label) {
     dtr__recording *r = dtr__peer_glance(world, world_rank);
     const dtr__rec_group *g = r != NULL ? dtr__recording_group_uid(r, group_uid) : NULL;
     dtr__rank_report d;
     bool found = false;
+    if (label != NULL) {
+        label[0] = '\0';
+    }
     for (size_t i = g != NULL ? r->n_records : 0; i > 0 && !found; i--) {
         const dtr__record *rec = &r->records[i - 1];
         found = rec->group == atomic_load(&g->id) && rec->seq == seq &&
                 dtr__record_called(r, rec, called);
+        if (found && label != NULL) {
+            memcpy(label, rec->label, sizeof rec->label);
+        }
     }
     if (r == NULL && seq != 0 && dtr__control_report_of(world, world_rank, &d)) {
         *called = d.called;

@@ -31,9 +31,11 @@ bool dtr__peer_entered(const dtr_world *world, int world_rank, uint64_t group_ui
 bool dtr__peer_inside(const dtr_world *world, int world_rank, uint64_t *group_uid, uint64_t *seq);
 /* The same, or where it is in none of the one that it gave up last for a time-out. */
 bool dtr__peer_waited(const dtr_world *world, int world_rank, uint64_t *group_uid, uint64_t *seq);
-/* What it has called as collective `seq` of that group; false: it has not, or that is not known. */
+/* What it has called as collective `seq` of that group; false: it has not, or that is not known.
+ * `label`, unless NULL: with its label (as long as a record's), known of this node's ranks only,
+ * else "". */
 bool dtr__peer_called(const dtr_world *world, int world_rank, uint64_t group_uid, uint64_t seq,
-                      dtr__called *called);
+                      dtr__called *called, char *label);
 /* The watchdog of a local rank has moved since then, or cannot be seen. */
 bool dtr__peer_beats(const dtr_world *world, int local_rank, int64_t since_ns);
 

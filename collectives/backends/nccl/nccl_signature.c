@@ -75,7 +75,8 @@ static void report_crossed(const comparison *m, dtr__queue *called) {
     dtr__groups *gs = g->world->groups;
     dtr__called theirs_called;
     const crossing *c = &m->seen;
-    if (!dtr__peer_called(g->world, g->world_ranks[c->member], c->uid, c->seq, &theirs_called) ||
+    if (!dtr__peer_called(g->world, g->world_ranks[c->member], c->uid, c->seq, &theirs_called,
+                          NULL) ||
         theirs_called.kind >= DTR__K_COUNT) {
         return;
     }
