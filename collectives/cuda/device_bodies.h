@@ -30,6 +30,10 @@ DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
     *at = v < *at ? v : *at;
 }
 #endif
+/* What other threads change atomically meanwhile: a plain read of it would be a data race. */
+DTR__BODY uint64_t dtr__least_yet(const uint64_t *at) {
+    return *(const volatile uint64_t *)at;
+}
 
 typedef uint16_t dtr__cell_f16;
 typedef uint16_t dtr__cell_bf16;
@@ -313,10 +317,10 @@ typedef union dtr__q8_codes {
             dtr__q8_look(&r, (float)dtr__get_##t(x[i]), i);                                       \
         }                                                                                         \
         const uint64_t low = dtr__q8_order(r.low), high = dtr__q8_order(-r.high);                 \
-        if (r.low < 0 && low < found[0]) {                                                        \
+        if (r.low < 0 && low < dtr__least_yet(found)) {                                           \
             dtr__keep_least(found, low);                                                          \
         }                                                                                         \
-        if (r.high > 0 && high < found[1]) {                                                      \
+        if (r.high > 0 && high < dtr__least_yet(found + 1)) {                                     \
             dtr__keep_least(found + 1, high);                                                     \
         }                                                                                         \
         if (r.bad != UINT64_MAX) {                                                                \
