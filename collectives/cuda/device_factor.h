@@ -292,8 +292,11 @@ DTR__BODY void dtr__orthogonalise(const dtr__factor_args *a, const dtr__factor *
     float *columns = (float *)DTR__TOUCH(a->right ? f->q : f->p);
     for (unsigned c = 0; c < f->rank; c++) {
         float *x = columns + c * n;
-        double before = sqrt(dtr__column_sum(x, x, n, lane)), after = 0;
-        if (a->fill == DTR__FILL_ALL || (a->fill == DTR__FILL_LOST && !(before > 0))) {
+        double before = 0, after = 0;
+        if (a->fill != DTR__FILL_ALL) { /* or nobody may have written the column */
+            before = sqrt(dtr__column_sum(x, x, n, lane));
+        }
+        if (a->fill != DTR__FILL_NONE && !(before > 0)) {
             DTR__EACH(k, n, lane) {
                 x[k] = dtr__factor_random(a->seed, f->first + c * n + k);
             }
