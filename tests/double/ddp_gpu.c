@@ -408,6 +408,7 @@ START_TEST(GF0_refused) {
     dtr_tensor *whole = NULL;
     dtr_param p = { "gaps", NULL, NULL, 0 };
     TH_IS(dtr_tensor_empty(th_world(), DTR_F32, gpu, DTR_MEM_DEFAULT, 2, shape, &whole), DTR_OK);
+    TH_IS(dtr_tensor_fill(whole, 0, NULL), DTR_OK);
     TH_IS(dtr_tensor_narrow(whole, 1, 0, 3, &p.value), DTR_OK);
     TH_IS(dtr_ddp_create(th_group(), &p, 1, NULL, &ddp), DTR_ERR_UNSUPPORTED);
     TH_MESSAGE("'gaps' (0) is on a CUDA device and its elements have gaps");

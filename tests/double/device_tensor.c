@@ -242,6 +242,7 @@ START_TEST(STRIDED_by_wide_cells) {
                *b = NULL;
     dtr_tensor *matrix[2], *part[2];
     const int64_t shape[] = { 8, 128 };
+    OK(dtr_tensor_fill(y, 1, stream));
     OK(dtr_tensor_reshape(x, 2, shape, &matrix[0]));
     OK(dtr_tensor_reshape(y, 2, shape, &matrix[1]));
     dtr_fake_cuda_log_start();
