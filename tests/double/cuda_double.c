@@ -109,6 +109,35 @@ START_TEST(DB2_memory_past_and_after_a_block_faults) {
 }
 END_TEST
 
+/* Where kernels run as nvcc compiled them, which is when somebody asks. */
+START_TEST(DB2_what_was_written_is_known) {
+    const bool was_on = getenv("DTR_FAKE_CUDA_PTX") != NULL;
+    char h[8] = { 0 }, expected[16] = { 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1 };
+    set("DTR_FAKE_CUDA_PTX", NULL);
+    char *other = on_device(16);
+    ck_assert_ptr_null(dtr_fake_cuda_known(other, 16));
+    set("DTR_FAKE_CUDA_PTX", "1");
+    char *d = on_device(16), *copy = on_device(16);
+    ck_assert_ptr_nonnull(dtr_fake_cuda_known(d, 16));
+    ck_assert_ptr_null(dtr_fake_cuda_known(d, 17));
+    ck_assert_ptr_null(dtr_fake_cuda_known(h, 1));
+    ck_assert_int_eq(cudaMemcpy(d + 4, h, 4, cudaMemcpyHostToDevice), cudaSuccess);
+    ck_assert_int_eq(cudaMemset(d + 14, 0, 2), cudaSuccess);
+    ck_assert_mem_eq(dtr_fake_cuda_known(d, 16), expected, 16);
+    ck_assert_int_eq(cudaMemset(copy, 0, 16), cudaSuccess);
+    ck_assert_int_eq(cudaMemcpy(copy, d, 16, cudaMemcpyDeviceToDevice), cudaSuccess);
+    ck_assert_mem_eq(dtr_fake_cuda_known(copy, 16), expected, 16);
+    ck_assert_int_eq(cudaMemcpy(copy, other, 16, cudaMemcpyDeviceToDevice), cudaSuccess);
+    memset(expected, 1, 16);
+    ck_assert_mem_eq(dtr_fake_cuda_known(copy, 16), expected, 16);
+    set("DTR_FAKE_CUDA_PTX", was_on ? "1" : NULL);
+    char *const all[] = { other, d, copy };
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(cudaFree(all[i]), cudaSuccess);
+    }
+}
+END_TEST
+
 START_TEST(DB2_leaks_are_counted) {
     size_t device = dtr_fake_cuda_live("device"), pinned = dtr_fake_cuda_live("pinned");
     size_t streams = dtr_fake_cuda_live("stream"), events = dtr_fake_cuda_live("event");
@@ -304,6 +333,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, DB2_fresh_memory_is_nan);
     tcase_add_test(tc, DB2_ranges_outside_a_block_are_refused);
     tcase_add_test(tc, DB2_memory_past_and_after_a_block_faults);
+    tcase_add_test(tc, DB2_what_was_written_is_known);
     tcase_add_test(tc, DB2_leaks_are_counted);
     tcase_add_test(tc, DB3_a_wait_takes_the_record_of_its_call);
     tcase_add_test(tc, DB3_a_later_record_ends_no_earlier_wait);

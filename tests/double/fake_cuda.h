@@ -21,6 +21,10 @@ extern "C" {
 /* Host alias of a device range; NULL when [dev, dev + nbytes) is not live memory of the stand-in.
  */
 DTR_FAKE_API void *dtr_fake_cuda_host(const void *dev, size_t nbytes);
+/* For each byte of a device range whether somebody has written it, which who writes through
+ * dtr_fake_cuda_host sets; NULL where it is not kept: without DTR_FAKE_CUDA_PTX, and where kernels
+ * of other objects write without being seen. */
+DTR_FAKE_API unsigned char *dtr_fake_cuda_known(const void *dev, size_t nbytes);
 /* Append a task to a stream: run(arg) on the stream's worker, in order. `name` (a literal) shows in
  * trace and log. 0 or a cudaError. The NULL stream ends the process in strict mode. */
 DTR_FAKE_API int dtr_fake_cuda_enqueue(void *stream, const char *name, void (*run)(void *arg),

@@ -13,7 +13,7 @@ function(dtr_add_ptx name arch)
   add_custom_command(OUTPUT "${made}.ptx" DEPENDS "${source}" DEPFILE "${made}.d" COMMENT "Compiling PTX of compute_${arch}" VERBATIM
     COMMAND ${CMAKE_CUDA_COMPILER_LAUNCHER} ${CMAKE_CUDA_COMPILER} -arch=compute_${arch} -fmad=false
       "-I${PROJECT_SOURCE_DIR}/collectives" -MD -MF "${made}.d" -MT "${made}.ptx" -ptx -o "${made}.ptx" "${source}")
-  add_custom_command(OUTPUT "${made}.c" DEPENDS "${made}.ptx" "${DTR_PTX_TO_C}" VERBATIM
+  add_custom_command(OUTPUT "${made}.c" DEPENDS "${made}.ptx" "${DTR_PTX_TO_C}" "${CMAKE_CURRENT_SOURCE_DIR}/ptx/ptx_registers.py" VERBATIM
     COMMAND ${Python3_EXECUTABLE} -B "${DTR_PTX_TO_C}" "${made}.ptx" "${made}.c")
   add_custom_command(OUTPUT "${DTR_DOUBLE_LIB}/lib${name}.so" DEPENDS "${made}.c" "${CMAKE_CURRENT_SOURCE_DIR}/ptx/ptx.h" VERBATIM
     COMMENT "Compiling what ${name}.ptx says" COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${DTR_PTX_CC} -c -o "${made}.o" "${made}.c"

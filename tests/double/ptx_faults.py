@@ -9,8 +9,11 @@ import sys
 import tempfile
 
 ptx, to_c, program, *compiler = sys.argv[1:]
-DIFFERS, MISALIGNED, OUTSIDE, RACE = ", not 0x", "misaligned", "of a block of", "without a barrier between"
-EACH, FIRST, LAST = slice(None), slice(1), slice(-1, None)  # occurrences that are changed, one at a time
+DIFFERS, MISALIGNED, OUTSIDE = ", not 0x", "misaligned", "of a block of"
+NO_BARRIER, BLOCKS_RACE, ATOMIC_RACE = "without a barrier between", "in the same launch", "uses it atomically"
+NEW, NEW_SHARED = "of its allocation, which nobody has written", "of shared memory, which nobody has written"
+NEW_LOCAL, NEW_REGISTER = "local memory which nobody has written", "which not every path here has written"
+EACH, FIRST, OTHERS, LAST = slice(None), slice(1), slice(1, None), slice(-1, None)  # occurrences that are changed, one at a time
 # Kernel, what is looked for, what takes its place, which occurrence, what is to be said.
 FAULTS = [
     ("scale_f32", r"shl\.b64(.*), 5;", r"shl.b64\1, 3;", LAST, MISALIGNED),
@@ -18,7 +21,16 @@ FAULTS = [
     ("bf16_from_f32", r"setp\.lt\.u64", "setp.le.u64", LAST, OUTSIDE),
     ("divide_u8", r"setp\.lt\.u64", "setp.le.u64", LAST, OUTSIDE),
     ("factor_orthogonal", r"(st\.shared\.f64.*)\[(%\w+)\]", r"\1[\2+8]", LAST, "outside of shared memory"),
-    ("factor_orthogonal", r"bar\.sync .*", "", EACH, RACE),
+    ("factor_orthogonal", r"bar\.sync .*", "", FIRST, NEW_SHARED),
+    ("factor_orthogonal", r"bar\.sync .*", "", OTHERS, NO_BARRIER),
+    ("factor_orthogonal", r"(@%p\d+ )?st\.shared\.f64.*", "", FIRST, NEW_SHARED),
+    ("strided_u16", r"(ld\.global\.u16.*\[%rd\d+)\]", r"\1+2]", LAST, NEW),
+    ("squares_f32", r"(mov\.u32.*), %ctaid\.x", r"\1, 0", EACH, BLOCKS_RACE),
+    ("squares_f32", r"(mov\.u32.*), %tid\.x", r"\1, 0", EACH, NO_BARRIER),
+    ("factor_product", r"(ld\.global\.f32.*\[%rd\d+)\]", r"\1+-4]", EACH, NO_BARRIER),
+    ("q8_range_f32", r"ld\.volatile\.", "ld.", EACH, ATOMIC_RACE),
+    ("scale_f32", r"mov\.u32(.*), %tid\.x", r".local .align 8 .b8 own[8];\nld.local.u32 \1, [own];", LAST, NEW_LOCAL),
+    ("axpy_bf16", r"mov\.u32.*%tid\.x;", "", LAST, NEW_REGISTER),
     ("factor_orthogonal", r"(mov\.u32.*), 16;", r"\1, 8;", LAST, DIFFERS),
     ("factor_left", r"(mov\.u32.*), -1;", r"\1, 65535;", LAST, "a lane that it does not name"),
     ("axpy_f32", r"add\.rn\.f32", "add.rz.f32", LAST, DIFFERS),
@@ -59,7 +71,7 @@ with tempfile.TemporaryDirectory() as temporary:
             if status == 0 or expected not in output:
                 wrong.append("%s with %s for %s in line %d of it: status %d, without \"%s\":\n%s" % (
                     kernel, one.expand(instead), one.group(), text[:one.start()].count("\n"), status, expected, output[-300:]))
-if planted < 12:
+if planted < 24:
     wrong.append("only %d faults could be planted: %s" % (planted, ", ".join(absent)))
 if wrong:
     sys.exit("\n".join(wrong))

@@ -1,7 +1,8 @@
 /* Every kernel as nvcc compiled it (its PTX, run by the stand-in) writes what its body in C writes,
  * bit for bit but for which NaN it is, at sizes and addresses that are awkward. Each buffer is a
- * block of its own length, so that whatever lies outside is found. Argument: the beginning of the
- * names of the kernels to run. */
+ * block of its own length, so that whatever lies outside is found; what a kernel only writes, and
+ * what lies before or between the elements of its operands, counts as never written, so that a read
+ * of it is found. Argument: the beginning of the names of the kernels to run. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +15,13 @@
 
 typedef enum cell { BYTES, F16, BF16, F32, F64 } cell;
 static const size_t sizes[] = { [BYTES] = 1, [F16] = 2, [BF16] = 2, [F32] = 4, [F64] = 8 };
-enum { BUFFERS = 5 * 7 + 2, STRETCHES = 6, ODD = 6, WIDE = 3 };
+enum { ARRAYS = 5, BUFFERS = ARRAYS * 7 + 2, STRETCHES = 6, ODD = 6, WIDE = 3 };
 
 /* What a run may touch; the contents are the same before each. */
 typedef struct buffer {
     char *device;
     unsigned char *before, *by_body, *by_ptx;
+    unsigned char *known; /* not 0: the kernel may read this byte */
     size_t nbytes;
     cell cells;  /* of which each NaN is as good as another */
     size_t head; /* bytes before the first of them */
@@ -70,9 +72,12 @@ static buffer *add(cell c, size_t n, size_t head, bool any) {
         fprintf(stderr, "too many buffers, or an empty one\n");
         exit(1);
     }
-    b->before = malloc(3 * b->nbytes);
+    b->before = malloc(4 * b->nbytes);
     b->by_body = b->before + b->nbytes;
     b->by_ptx = b->by_body + b->nbytes;
+    b->known = b->by_ptx + b->nbytes;
+    memset(b->known, 0, head);
+    memset(b->known + head, 1, b->nbytes - head);
     need(cudaMalloc((void **)&b->device, b->nbytes), "cudaMalloc");
     for (size_t i = 0; i < head || (c == BYTES && i < b->nbytes); i++) {
         b->before[i] = (unsigned char)next();
@@ -80,6 +85,13 @@ static buffer *add(cell c, size_t n, size_t head, bool any) {
     for (size_t i = 0; c != BYTES && i < n; i++) {
         put_number(b->before + head + i * sizes[c], c, any);
     }
+    return b;
+}
+
+/* A block that the kernel only writes. */
+static buffer *add_output(cell c, size_t n, size_t head) {
+    buffer *b = add(c, n, head, true);
+    memset(b->known, 0, b->nbytes);
     return b;
 }
 
@@ -127,6 +139,7 @@ static void one_run(const char *name, const void *argument, unsigned blocks, boo
     for (int i = 0; i < n_buffers; i++) {
         const buffer *b = &buffers[i];
         need(cudaMemcpy(b->device, b->before, b->nbytes, cudaMemcpyHostToDevice), "copy in");
+        memcpy(dtr_fake_cuda_known(b->device, b->nbytes), b->known, b->nbytes);
     }
     if (dtr_fake_cuda_run(name, argument, blocks, DTR__KERNEL_THREADS, ptx) != 0) {
         printf("no kernel %s%s\n", name, ptx ? ": DTR_FAKE_CUDA_PTX names no PTX" : "");
@@ -210,7 +223,7 @@ static uint64_t order(float v) {
 static const uint64_t nothing[3] = { UINT64_MAX, UINT64_MAX, UINT64_MAX };
 
 static void args_of_fill(dtr__kernel_args *a, size_t n, size_t skew) {
-    a->y = add(BYTES, n, skew, false)->device + skew;
+    a->y = add_output(BYTES, n, skew)->device + skew;
     a->head = skew == 0 ? 0 : 16 - skew % 16;
     a->head = a->head < n ? a->head : n;
     a->groups = (n - a->head) / 16;
@@ -235,7 +248,7 @@ static void args_of_encode(dtr__kernel_args *a, size_t n, size_t skew) {
     buffer *b = add(BYTES, sizeof found, 0, false);
     set(b, next() % 4 == 0 ? nothing : found);
     a->pattern[0] = (uint64_t)(uintptr_t)b->device;
-    a->y = add(BYTES, sizeof(dtr__q8_head) + n, skew, false)->device + skew;
+    a->y = add_output(BYTES, sizeof(dtr__q8_head) + n, skew)->device + skew;
 }
 
 /* Every third number is small. */
@@ -282,7 +295,7 @@ static void run_row(const row *r, size_t n, size_t skew, unsigned blocks) {
         args_of_nan(&a, r, n, skew);
         break;
     case PARTIAL:
-        a.y = add(F64, (size_t)blocks * DTR__KERNEL_THREADS, 0, true)->device;
+        a.y = add_output(F64, (size_t)blocks * DTR__KERNEL_THREADS, 0)->device;
         break;
     case RANGE: {
         buffer *y = add(BYTES, sizeof nothing, 0, false);
@@ -295,7 +308,10 @@ static void run_row(const row *r, size_t n, size_t skew, unsigned blocks) {
         break;
     case DECODE:
         args_of_decode(&a, n);
-        a.y = add(r->y, n, skew, true)->device + skew;
+        a.y = add_output(r->y, n, skew)->device + skew;
+        break;
+    case CAST:
+        a.y = add_output(r->y, n, skew)->device + skew;
         break;
     default:
         a.y = add(r->y, n, skew, true)->device + skew;
@@ -339,7 +355,7 @@ static void run_stretches(const char *name, cell to, cell from) {
         for (unsigned i = 0; i < a.head.n; i++) {
             const size_t n = lengths[STRETCHES - a.head.n + i], skew = i == 3 ? sizes[to] : 0;
             end += (uint32_t)((n + chunk - 1) / chunk);
-            a.stretch[i].to = add(to, n, skew, true)->device + skew;
+            a.stretch[i].to = add_output(to, n, skew)->device + skew;
             a.stretch[i].from = add(from, n, 0, true)->device;
             a.stretch[i].end = end;
             a.stretch[i].last = (uint32_t)((n - 1) % chunk + 1);
@@ -367,7 +383,7 @@ static const unsigned shapes[ODD + WIDE][3] = { { 1, 1, 1 },    { 5, 7, 2 },    
                                                 { 2, 600, 1 },  { 300, 13, 4 }, { 1290, 3, 2 },
                                                 { 36, 300, 3 }, { 520, 36, 4 }, { 1293, 8, 2 } };
 
-/* The argument for them, each array a block of its own. */
+/* The argument for them, each array a block of its own, ARRAYS of each matrix before the table. */
 static dtr__factor_args factors(bool wide, bool alone, uint32_t right, uint32_t fill) {
     dtr__factor table[ODD];
     uint64_t shares[DTR__N_SHARES] = { 0 };
@@ -406,11 +422,15 @@ static dtr__factor_args factors(bool wide, bool alone, uint32_t right, uint32_t 
                                .fill = fill };
 }
 
-static void run_factor(const char *name, bool wide, uint32_t right, uint32_t fill) {
+/* `output`: which of the arrays the kernel only writes; ARRAYS: none. */
+static void run_factor(const char *name, int output, bool wide, uint32_t right, uint32_t fill) {
     for (unsigned k = 0; wanted(name) && k < 3; k++) {
         const unsigned blocks = k == 0 ? 1 : 4;
         const dtr__factor_args a = factors(wide, k == 2, right, fill);
         char how[96];
+        for (int i = output; output < ARRAYS && i < n_buffers - 1; i += ARRAYS) {
+            memset(buffers[i].known, 0, buffers[i].nbytes);
+        }
         snprintf(how, sizeof how, "%u %s matrices, right %u, fill %u, %u blocks", (unsigned)a.n,
                  wide ? "wide" : "odd", right, fill, blocks);
         both(name, &a, blocks, how);
@@ -419,19 +439,20 @@ static void run_factor(const char *name, bool wide, uint32_t right, uint32_t fil
 
 static void run_factors(void) {
     for (int wide = 0; wide < 2; wide++) {
-        run_factor("factor_left", wide, 0, DTR__FILL_NONE);
-        run_factor("factor_right", wide, 0, DTR__FILL_NONE);
-        run_factor("factor_sum", wide, 0, DTR__FILL_NONE);
-        run_factor("factor_product", wide, 0, DTR__FILL_NONE);
-        run_factor("factor_orthogonal", wide, 0, DTR__FILL_NONE);
-        run_factor("factor_orthogonal", wide, 1, DTR__FILL_LOST);
-        run_factor("factor_orthogonal", wide, 1, DTR__FILL_ALL);
+        run_factor("factor_left", 2, wide, 0, DTR__FILL_NONE);
+        run_factor("factor_right", 4, wide, 0, DTR__FILL_NONE);
+        run_factor("factor_sum", 3, wide, 0, DTR__FILL_NONE);
+        run_factor("factor_product", 1, wide, 0, DTR__FILL_NONE);
+        run_factor("factor_orthogonal", ARRAYS, wide, 0, DTR__FILL_NONE);
+        run_factor("factor_orthogonal", ARRAYS, wide, 1, DTR__FILL_LOST);
+        run_factor("factor_orthogonal", 3, wide, 1, DTR__FILL_ALL);
     }
 }
 
 /* ---- gaps between elements ---- */
 
-/* Three dimensions, y as a matrix of columns with gaps, x as one of rows. */
+/* Three dimensions, y as a matrix of columns with gaps, x as one of rows; of x nobody has written
+ * the gaps, which are every eighth cell. */
 static void run_strided(const char *name, cell y, cell x, size_t size, int64_t first) {
     const uint32_t to = y == BYTES ? 0 : (uint32_t)(y - F16),
                    from = x == BYTES ? 0 : (uint32_t)(x - F16);
@@ -452,8 +473,12 @@ static void run_strided(const char *name, cell y, cell x, size_t size, int64_t f
         };
         char how[64];
         const size_t y_cells = (size_t)(n[0] + 1) * 8 * 5, x_cells = (size_t)n[0] * 40;
-        a.y = add(y, y == BYTES ? size * y_cells : y_cells, 0, true)->device;
-        a.x = add(x, x == BYTES ? size * x_cells : x_cells, 0, true)->device + 6 * x_size;
+        a.y = add_output(y, y == BYTES ? size * y_cells : y_cells, 0)->device;
+        buffer *from_x = add(x, x == BYTES ? size * x_cells : x_cells, 0, true);
+        for (size_t i = 7; i < x_cells; i += 8) {
+            memset(from_x->known + i * (size_t)x_size, 0, (size_t)x_size);
+        }
+        a.x = from_x->device + 6 * x_size;
         snprintf(how, sizeof how, "%d x 7 x 5, narrow %u", (int)first, narrow);
         both(name, &a, 3, how);
     }

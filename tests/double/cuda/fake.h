@@ -63,8 +63,10 @@ typedef enum fake_class { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_class;
 /* Where an address lies; `device` gets the owner of device memory. */
 fake_class fake_classify(const void *p, int *device);
 size_t fake_blocks(bool pinned, bool print); /* live ones */
-/* The block, pinned ones too, that holds an address or ends there, and where the memory is. */
-bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias);
+/* The block, pinned ones too, that holds an address or ends there, where the memory is, and what is
+ * known of it as dtr_fake_cuda_known has it. */
+bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias,
+                   unsigned char **known);
 
 /* ---- streams (fake_stream.c) ---- */
 
@@ -112,6 +114,7 @@ typedef struct fake_kernel {
     void (*body)(const void *argument, unsigned tid, unsigned n_threads);
 } fake_kernel;
 const fake_kernel *fake_kernel_named(const char *name);
+bool fake_kernels_of_others(void); /* whether there are some, of other objects than libdtr_cuda */
 
 /* ---- kernels as nvcc compiles them (fake_ptx.c) ---- */
 

@@ -8,6 +8,8 @@ typedef struct copy {
     void *to;
     const void *from;
     size_t nbytes;
+    unsigned char *known;            /* of `to`, as dtr_fake_cuda_known has it */
+    const unsigned char *known_from; /* NULL: all of it was written */
 } copy;
 
 static void run_copy(void *arg) {
@@ -15,12 +17,18 @@ static void run_copy(void *arg) {
     free(arg);
     int64_t begin = fake_now_ns();
     memmove(c.to, c.from, c.nbytes);
+    if (c.known != NULL && c.known_from != NULL) {
+        memmove(c.known, c.known_from, c.nbytes);
+    } else if (c.known != NULL) {
+        memset(c.known, 1, c.nbytes);
+    }
     fake_cost(begin, c.nbytes);
 }
 
 typedef struct side {
     fake_class class;
     void *at; /* what the worker uses; NULL: not inside one live block */
+    unsigned char *known;
 } side;
 
 static side look(const void *p, size_t nbytes) {
@@ -28,6 +36,7 @@ static side look(const void *p, size_t nbytes) {
     side s = { .class = fake_classify(p, &device), .at = (void *)(uintptr_t)p };
     if (s.class == FAKE_DEVICE) {
         s.at = dtr_fake_cuda_host(p, nbytes);
+        s.known = dtr_fake_cuda_known(p, nbytes);
     }
     return s;
 }
@@ -68,7 +77,7 @@ static cudaError_t copy_in(fake_stream *s, void *to, const void *from, size_t nb
     if (c == NULL) {
         return cudaErrorInvalidValue;
     }
-    *c = (copy){ dst.at, src.at, nbytes };
+    *c = (copy){ dst.at, src.at, nbytes, dst.known, src.known };
     bool pageable = dst.class == FAKE_PAGEABLE || src.class == FAKE_PAGEABLE;
     fake_push(s, "copy", run_copy, c, sizeof *c);
     if (pageable && !wait) {
@@ -106,6 +115,7 @@ typedef struct fill {
     void *at;
     int byte;
     size_t nbytes;
+    unsigned char *known;
 } fill;
 
 static void run_fill(void *arg) {
@@ -113,6 +123,9 @@ static void run_fill(void *arg) {
     free(arg);
     int64_t begin = fake_now_ns();
     memset(f.at, f.byte, f.nbytes);
+    if (f.known != NULL) {
+        memset(f.known, 1, f.nbytes);
+    }
     fake_cost(begin, f.nbytes);
 }
 
@@ -125,7 +138,7 @@ static cudaError_t fill_in(fake_stream *s, void *at, int byte, size_t nbytes) {
     if (f == NULL) {
         return cudaErrorInvalidValue;
     }
-    *f = (fill){ dst.at, byte, nbytes };
+    *f = (fill){ dst.at, byte, nbytes, dst.known };
     return fake_push(s, "fill", run_fill, f, sizeof *f);
 }
 

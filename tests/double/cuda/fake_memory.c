@@ -20,7 +20,8 @@ typedef struct block {
     struct block *next;
     char *at;
     size_t nbytes;
-    int device; /* -1: pinned host memory */
+    int device;           /* -1: pinned host memory */
+    unsigned char *known; /* for each byte, whether somebody has written it; NULL: not kept */
 } block;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -86,12 +87,14 @@ void *fake_touch(const void *p) {
     return (void *)(uintptr_t)p;
 }
 
-bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias) {
+bool fake_block_at(const void *p, const char **begin, size_t *nbytes, void **alias,
+                   unsigned char **known) {
     fake_lock(&lock);
     const block *b = find(p, 0);
     if (b != NULL) {
         *begin = b->at;
         *nbytes = b->nbytes;
+        *known = b->known;
         *alias = b->device < 0 ? b->at : aliases + (b->at - devices);
     }
     fake_unlock(&lock);
@@ -106,6 +109,15 @@ API void *dtr_fake_cuda_host(const void *dev, size_t nbytes) {
     bool live = find(dev, nbytes) != NULL;
     fake_unlock(&lock);
     return live ? aliases + ((const char *)dev - devices) : NULL;
+}
+
+API unsigned char *dtr_fake_cuda_known(const void *dev, size_t nbytes) {
+    fake_lock(&lock);
+    const block *b = on_device(dev) ? find(dev, nbytes) : NULL;
+    unsigned char *known = b != NULL ? b->known : NULL;
+    known = known != NULL ? known + ((const char *)dev - b->at) : NULL;
+    fake_unlock(&lock);
+    return known;
 }
 
 static int kernels; /* that wait for other ranks */
@@ -159,7 +171,10 @@ static cudaError_t device_block(void **p, size_t nbytes) {
     size_t offset = (size_t)device * PER_DEVICE + next_at[device];
     next_at[device] += room + PAGE; /* the page between two blocks is never opened */
     in_use[device] += nbytes;
-    add_block(devices + offset, nbytes, device);
+    block *b = add_block(devices + offset, nbytes, device);
+    if (fake_set()->ptx[0] != '\0' && !fake_kernels_of_others()) {
+        b->known = calloc(nbytes, 1);
+    }
     if (mprotect(aliases + offset, room, PROT_READ | PROT_WRITE) != 0) {
         fake_die("cannot open %zu bytes of device memory", room);
     }
@@ -213,6 +228,7 @@ API int dtr_fake_cuda_unmap(void *p) {
         (void)mprotect(alias, whole_pages(b->nbytes), PROT_NONE);
     }
     fake_unlock(&lock);
+    free(b != NULL ? b->known : NULL);
     free(b);
     return fake_result(b != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }

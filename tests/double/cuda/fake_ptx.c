@@ -1,8 +1,8 @@
 /* Kernels as nvcc compiled them: their PTX, made C by ptx/ptx_to_c.py, in a library of its own.
  * Warps run in lockstep, blocks and threads one after the other from the last to the first. What a
  * card would not forgive ends the process: an access that is misaligned or outside of every block,
- * shared memory that two threads use without a barrier between, a warp or block whose threads wait
- * in different places. */
+ * memory that nobody has written or that two threads use with nothing between (fake_shadow.c), a
+ * warp or block whose threads wait in different places. */
 #include "fake.h"
 
 #include <dlfcn.h>
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ptx/ptx.h"
+#include "fake_shadow.h"
 
-enum { WARP = 32, SHARED = 48 * 1024, THREADS = 1024, NOBODY = -1, SEVERAL = -2 };
+enum { WARP = 32, SHARED = 48 * 1024, THREADS = 1024 };
 
 /* ---- the library ---- */
 
@@ -40,73 +40,16 @@ const ptx_kernel *fake_ptx_named(const char *name) {
     fake_die("%s has no kernel %s", fake_set()->ptx, name);
 }
 
-/* ---- memory ---- */
-
 static void die(const ptx_thread *t, const char *what, const char *why) {
     fake_die("%s, block %u, thread %u, %s: %s", t->launch->kernel->name, t->block, t->number, what,
              why);
 }
 
-static void *global(ptx_thread *t, uint64_t address, unsigned size, const char *what) {
-    const char *begin = NULL;
-    size_t nbytes = 0;
-    void *alias = NULL;
-    char why[160];
-    if (address % size != 0) {
-        snprintf(why, sizeof why, "%u bytes at %#lx are misaligned", size, (unsigned long)address);
-        die(t, what, why);
-    }
-    if (!fake_block_at((const void *)(uintptr_t)address, &begin, &nbytes, &alias)) {
-        snprintf(why, sizeof why, "%u bytes at %#lx are in no memory of a card", size,
-                 (unsigned long)address);
-        die(t, what, why);
-    }
-    const uint64_t at = address - (uint64_t)(uintptr_t)begin;
-    if (size > nbytes - at) {
-        snprintf(why, sizeof why, "%u bytes at %lu of a block of %zu", size, (unsigned long)at,
-                 nbytes);
-        die(t, what, why);
-    }
-    ptx_range *r = t->launch->ranges;
-    memmove(r + 1, r, (PTX_RANGES - 1) * sizeof *r);
-    *r = (ptx_range){ (uint64_t)(uintptr_t)begin, nbytes, alias };
-    return (char *)alias + at;
-}
-
-/* A block's shared memory, and who has used each byte since the last barrier. */
+/* A block's threads. */
 typedef struct block {
     ptx_launch launch; /* first: threads know only this */
-    unsigned char memory[SHARED];
-    int wrote[SHARED], read[SHARED];
     ptx_thread thread[THREADS];
 } block;
-
-static void forget_users(block *b) {
-    for (unsigned i = 0; i < b->launch.kernel->shared; i++) {
-        b->wrote[i] = b->read[i] = NOBODY;
-    }
-}
-
-static void *shared(ptx_thread *t, uint64_t address, unsigned size, bool write, const char *what) {
-    block *b = (block *)t->launch;
-    const unsigned all_bytes = t->launch->kernel->shared;
-    const int me = (int)t->number;
-    if (address % size != 0 || address > all_bytes || size > all_bytes - address) {
-        die(t, what, "outside of shared memory, or misaligned");
-    }
-    for (uint64_t i = address; i < address + size; i++) {
-        const bool others = b->read[i] != NOBODY && b->read[i] != me;
-        if ((b->wrote[i] != NOBODY && b->wrote[i] != me) || (write && others)) {
-            die(t, what, "another thread uses this shared memory without a barrier between");
-        }
-        if (write) {
-            b->wrote[i] = me;
-        } else {
-            b->read[i] = others ? SEVERAL : me;
-        }
-    }
-    return b->memory + address;
-}
 
 /* ---- warps and blocks ---- */
 
@@ -181,15 +124,13 @@ static bool pass_barrier(block *b) {
         }
         t->state = PTX_RUNS;
     }
-    forget_users(b);
+    fake_shadow_barrier(b->launch.shadow);
     return ended < n;
 }
 
 static void run_block(block *b, unsigned char *registers) {
     const unsigned n = b->launch.threads, bytes = b->launch.kernel->registers;
     memset(registers, 0xA5, (size_t)n * bytes);
-    memset(b->memory, 0xFF, sizeof b->memory);
-    forget_users(b);
     for (unsigned i = 0; i < n; i++) {
         b->thread[i].state = PTX_RUNS;
         b->thread[i].at = 0;
@@ -214,10 +155,12 @@ void fake_ptx_run(const ptx_kernel *k, const void *argument, unsigned blocks, un
                               .argument = argument,
                               .blocks = blocks,
                               .threads = threads,
-                              .global = global,
-                              .shared = shared,
+                              .shadow = fake_shadow_open(blocks, k->shared),
+                              .global = fake_shadow_global,
+                              .shared = fake_shadow_shared,
                               .die = die };
     for (unsigned at = blocks; at-- > 0;) {
+        fake_shadow_block(b->launch.shadow, at);
         for (unsigned i = threads; i-- > 0;) {
             b->thread[i].launch = &b->launch;
             b->thread[i].block = at;
@@ -230,6 +173,7 @@ void fake_ptx_run(const ptx_kernel *k, const void *argument, unsigned blocks, un
             run_block(b, registers);
         }
     }
+    fake_shadow_close(b->launch.shadow);
     free(registers);
     free(b);
 }

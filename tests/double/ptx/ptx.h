@@ -23,22 +23,18 @@ typedef struct ptx_kernel {
     ptx_state (*run)(ptx_thread *t);
 } ptx_kernel;
 
-/* A piece of memory that kernels may use: a block of the device or of pinned memory. */
-typedef struct ptx_range {
-    uint64_t begin, nbytes;
-    unsigned char *alias;
-} ptx_range;
-enum { PTX_RANGES = 8 };
+/* What an instruction does to memory. A volatile load is atomic. */
+typedef enum ptx_use { PTX_READ, PTX_WRITE, PTX_ATOMIC } ptx_use;
 
 /* What a launch's threads have in common; they run one at a time. */
 typedef struct ptx_launch {
     const ptx_kernel *kernel;
     const unsigned char *argument;
     uint32_t blocks, threads;
-    ptx_range ranges[PTX_RANGES]; /* met last */
-    /* What is not in `ranges`, or ends the process: a bad access. */
-    void *(*global)(ptx_thread *t, uint64_t address, unsigned size, const char *what);
-    void *(*shared)(ptx_thread *t, uint64_t address, unsigned size, bool write, const char *what);
+    struct fake_shadow *shadow; /* cuda/fake_shadow.h */
+    /* Where the bytes are; a bad access ends the process. */
+    void *(*global)(ptx_thread *t, uint64_t address, unsigned size, ptx_use use, const char *what);
+    void *(*shared)(ptx_thread *t, uint64_t address, unsigned size, ptx_use use, const char *what);
     void (*die)(const ptx_thread *t, const char *what, const char *why);
 } ptx_launch;
 
@@ -56,20 +52,14 @@ struct ptx_thread {
 
 /* ---- memory ---- */
 
-static inline void *ptx_global(ptx_thread *t, uint64_t a, unsigned size, const char *what) {
-    if (a % size == 0) {
-        for (const ptx_range *r = t->launch->ranges; r < t->launch->ranges + PTX_RANGES; r++) {
-            if (a - r->begin < r->nbytes && size <= r->nbytes - (a - r->begin)) {
-                return r->alias + (a - r->begin);
-            }
-        }
-    }
-    return t->launch->global(t, a, size, what);
+static inline void *ptx_global(ptx_thread *t, uint64_t a, unsigned size, ptx_use use,
+                               const char *what) {
+    return t->launch->global(t, a, size, use, what);
 }
 
-static inline void *ptx_shared(ptx_thread *t, uint64_t a, unsigned size, bool write,
+static inline void *ptx_shared(ptx_thread *t, uint64_t a, unsigned size, ptx_use use,
                                const char *what) {
-    return t->launch->shared(t, a, size, write, what);
+    return t->launch->shared(t, a, size, use, what);
 }
 
 /* The argument, or a thread's own memory. */
@@ -79,6 +69,20 @@ static inline void *ptx_within(ptx_thread *t, const void *memory, unsigned nbyte
         t->launch->die(t, what, "outside of the argument or of local memory, or misaligned");
     }
     return (unsigned char *)(uintptr_t)memory + a;
+}
+
+/* A thread's own memory; a byte of `known` is 1 once that of `memory` was written. */
+static inline void *ptx_local(ptx_thread *t, unsigned char *memory, unsigned char *known,
+                              unsigned nbytes, uint64_t a, unsigned size, ptx_use use,
+                              const char *what) {
+    void *at = ptx_within(t, memory, nbytes, a, size, what);
+    for (uint64_t i = a; i < a + size; i++) {
+        if (use != PTX_WRITE && known[i] != 1) {
+            t->launch->die(t, what, "reads local memory which nobody has written");
+        }
+        known[i] = 1;
+    }
+    return at;
 }
 
 #define PTX_DEFINE_BITS(bits)                                                    \

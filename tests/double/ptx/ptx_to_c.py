@@ -6,6 +6,8 @@ Usage: ptx_to_c.py KERNELS.ptx KERNELS.c
 import re
 import sys
 
+from ptx_registers import unwritten
+
 BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 UNORDERED = {"neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
@@ -96,14 +98,17 @@ class Kernel:
             raise Unknown
         where, what_data = (args[0], args[1]) if store else (args[1], args[0])
         cells = what_data if isinstance(what_data, list) else [what_data]
-        size = "%d" % (len(cells) * width(kind) // 8)
-        if space == "global":
-            place = "ptx_global(t, %s, %s, %s)" % (self.address(where), size, what)
-        elif space == "shared":
-            place = "ptx_shared(t, %s, %s, %s, %s)" % (self.address(where), size, "true" if store else "false", what)
+        size, own = "%d" % (len(cells) * width(kind) // 8), "k->" if self.waits else ""
+        use = "PTX_WRITE" if store else "PTX_READ"
+        if space == "param":
+            place = "ptx_within(t, t->launch->argument, %d, %s, %s, %s)" % (self.nbytes, self.address(where), size, what)
+        elif space == "local":
+            place = "ptx_local(t, %slocal, %sknown, %d, %s, %s, %s, %s)" % (own, own, self.local, self.address(where), size, use, what)
         else:
-            memory = ("t->launch->argument", self.nbytes) if space == "param" else (("k->" if self.waits else "") + "local", self.local)
-            place = "ptx_within(t, %s, %d, %s, %s, %s)" % (memory + (self.address(where), size, what))
+            if store and "volatile" in op:
+                raise Unknown
+            use = "PTX_ATOMIC" if "volatile" in op else use
+            place = "ptx_%s(t, %s, %s, %s, %s)" % (space, self.address(where), size, use, what)
         n, lines = width(kind), ["void *at = %s;" % place]
         for i, cell in enumerate(cells):
             if store:
@@ -271,7 +276,7 @@ class Kernel:
             return self.stop("PTX_BARRIER", "t->what = %s; t->id = (uint32_t)%s;" % (what, self.bits(args[0])), "")
         if base == "atom" and op[1:] in (["global", "min", "u64"], ["global", "add", "u64"]):
             new = "was + by" if op[2] == "add" else "by < was ? by : was"
-            return "{ void *at = ptx_global(t, %s, 8, %s); const uint64_t was = ptx_load64(at, 0), by = %s; %s %s }" % (
+            return "{ void *at = ptx_global(t, %s, 8, PTX_ATOMIC, %s); const uint64_t was = ptx_load64(at, 0), by = %s; %s %s }" % (
                 self.address(args[1]), what, self.value(args[2], "u64"), "ptx_store64(at, 0, %s);" % new,
                 self.assign(args[0], "u64", "was"))
         return self.simple(op, args)
@@ -310,9 +315,13 @@ class Kernel:
         return condition + ("{ %s }" % done if condition else done)
 
     def text(self):
-        body = [self.statement(number, line) for number, line in self.lines]
+        body = []
+        for (number, line), new in zip(self.lines, unwritten(self.lines)):
+            if new:
+                body.append('t->launch->die(t, "line %d", "reads %s, which not every path here has written");' % (number, new[0]))
+            body.append(self.statement(number, line))
         names = ["uint%d_t %s" % (max(bits, 8), name.replace("%", "R_")) for name, bits in self.registers.items()]
-        local = ["_Alignas(16) unsigned char local[%d]" % self.local] if self.local else []
+        local = ["_Alignas(16) unsigned char local[%d]" % self.local, "unsigned char known[%d]" % self.local] if self.local else []
         held = "".join("    %s;\n" % name for name in names + local)
         out = []
         if self.waits:
@@ -322,7 +331,7 @@ class Kernel:
             out += ["    registers_%s *k = t->registers;" % self.name, "    switch (t->at) {"]
             out += ["    case %d: goto AT_%d;" % (i, i) for i in range(1, self.stops + 1)] + ["    }"]
         else:
-            out += [held]
+            out += [held] + (["    memset(known, 0, sizeof known);"] if self.local else [])
         return "\n".join(out + ["    " + line for line in body if line] + ["    return PTX_DONE;", "}"])
 
     def row(self):
