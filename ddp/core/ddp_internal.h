@@ -394,6 +394,8 @@ dtr_status dtr__ddp_note(dtr_ddp *ddp, dtr_status s, size_t param, const char *f
  * goes on afterwards. */
 dtr_status dtr__ddp_note_caller(dtr_ddp *ddp, dtr_status s, size_t param, const char *fmt, ...)
     DTR_PRINTF(4, 5);
+/* An error that was noted in an iteration before is one of the open iteration's. */
+void dtr__ddp_note_again(dtr_ddp *ddp, const dtr__step_status *before);
 /* Note the calling thread's last error where `s` is one. Returns s. */
 dtr_status dtr__ddp_note_last(dtr_ddp *ddp, dtr_status s, size_t param);
 void dtr__ddp_note_nan(dtr_ddp *ddp, size_t i, size_t element);

@@ -71,6 +71,15 @@ dtr_status dtr__ddp_note_caller(dtr_ddp *ddp, dtr_status s, size_t param, const 
     return s;
 }
 
+void dtr__ddp_note_again(dtr_ddp *ddp, const dtr__step_status *before) {
+    const dtr_error native = { .native = (dtr_native)before->native,
+                               .native_code = before->native_code,
+                               .native_text = before->native_text };
+    keep(ddp, (dtr_status)before->status,
+         before->param == UINT64_MAX ? DTR__NONE : (size_t)before->param, before->callers != 0,
+         &native, before->text);
+}
+
 dtr_status dtr__ddp_note_last(dtr_ddp *ddp, dtr_status s, size_t param) {
     if (s < 0) {
         char text[sizeof ddp->errors.mine.text];

@@ -198,14 +198,15 @@ static void add_sizes(const dtr_ddp *ddp, dtr__text *t) {
 
 static void add_flags(const dtr_ddp *ddp, dtr__text *t) {
     const dtr__ddp_settings *s = &ddp->set;
-    dtr__text_add(t, "options:%s%s%s%s%s%s%s%s%s%s", s->find_unused ? " find_unused" : "",
+    dtr__text_add(t, "options:%s%s%s%s%s%s%s%s%s%s%s", s->find_unused ? " find_unused" : "",
                   s->static_graph ? " static_graph" : "", s->view ? " grad_as_bucket_view" : "",
                   s->no_init_sync ? " no_init_sync" : "",
                   s->no_buffers ? " no_broadcast_buffers" : "",
                   s->skip_unused ? " skip_unused" : "", s->flags & DTR_DDP_SUM ? " sum" : "",
                   s->flags & DTR_DDP_PER_PARAM ? " per_param" : "",
                   s->flags & DTR_DDP_SMALL_LAST ? " small_last" : "",
-                  s->flags & DTR_DDP_CHECK_NAN ? " check_nan" : "");
+                  s->flags & DTR_DDP_CHECK_NAN ? " check_nan" : "",
+                  s->flags & DTR_DDP_LATE_ERRORS ? " late_errors" : "");
     if (s->has_reduce_dtype) {
         dtr__text_add(t, " reduce_dtype=%s", dtr_dtype_name(s->reduce_dtype));
     }

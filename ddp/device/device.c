@@ -383,6 +383,7 @@ dtr_status dtr__ddp_device_open(dtr_ddp *ddp) {
     ddp->at = ddp->out = (dtr__ddp_at){ g->index, g->stream };
     DTR_TRY(event_new(ddp, &g->event));
     DTR_TRY(dtr__ddp_rows_open(ddp));
+    DTR_TRY(dtr__ddp_device_flag_open(ddp));
     return dtr__ddp_device_nan_open(ddp);
 }
 
@@ -402,6 +403,7 @@ void dtr__ddp_device_close(dtr_ddp *ddp) {
     dtr__ddp_timing_free(ddp);
     dtr__ddp_device_cast_close(ddp);
     dtr__ddp_device_nan_close(ddp);
+    dtr__ddp_device_flag_close(ddp);
     dtr_tensor_release(g->staging);
     g->staging = NULL;
     if (g->sums_here != NULL) {

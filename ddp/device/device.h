@@ -5,6 +5,8 @@
 #include "core/ddp_internal.h"
 #include "memory/device.h"
 
+enum { DTR__FLAGS = 2 };
+
 /* Of a module on a CUDA device (device.c). */
 typedef struct dtr__ddp_gpu {
     const dtr__device_ops *ops;
@@ -28,6 +30,10 @@ typedef struct dtr__ddp_gpu {
     void *rows_stream; /* on which sparse gradients come to the host; NULL: there are none */
     /* The first NaN of each parameter (device_nan.c), there and on the host; NULL: nobody asked. */
     uint64_t *nan_there, *nan_here;
+    /* The flags of the newest two iterations (device_flag.c), pinned, and events behind their
+     * copies; NULL: none travel. */
+    char *flags;
+    void *flag_event[DTR__FLAGS];
     void *step_stream; /* of steps per bucket (reducer/step.c); NULL: none were ever set */
     /* Sums of squares of gradients (optim/clip_device.c), there and pinned; NULL: not yet. */
     void *sums_there, *sums_here;
@@ -112,6 +118,16 @@ void dtr__ddp_device_nan_close(dtr_ddp *ddp);
 dtr_status dtr__ddp_device_find_nan(dtr_ddp *ddp, size_t i);
 /* Of backward_end, before the ranks agree on errors: note what was found; the host waits. */
 void dtr__ddp_device_note_nans(dtr_ddp *ddp);
+
+/* ---- device_flag.c: only with DTR_DDP_LATE_ERRORS ---- */
+dtr_status dtr__ddp_device_flag_open(dtr_ddp *ddp);
+void dtr__ddp_device_flag_close(dtr_ddp *ddp);
+/* Behind what the module's stream holds: this rank's flag into b's status slot. */
+dtr_status dtr__ddp_device_flag_write(dtr_ddp *ddp, const dtr_ddp_bucket *b, bool bad);
+/* Behind what the stream of backward_end holds: the slot comes to place k on the host. */
+dtr_status dtr__ddp_device_flag_fetch(dtr_ddp *ddp, const dtr_ddp_bucket *b, int k);
+/* The host waits for that copy, up to the group's limit; its first `nbytes` are one element. */
+dtr_status dtr__ddp_device_flag_read(dtr_ddp *ddp, size_t nbytes, int k, bool *bad);
 
 /* ---- device_timing.c: times of a step on a device, from events; the host waits for none of them.
  * Nothing happens on the host, and in steps that are not timed. ---- */

@@ -59,6 +59,7 @@ static void end_old(dtr_ddp *ddp, dtr_group *old) {
 
 /* What was learned of the old group's ranks. */
 static void forget(dtr_ddp *ddp) {
+    ddp->reducer->late.pending = false; /* whoever had an error was told there */
     ddp->reducer->learned = ddp->reducer->learned_here = false;
     ddp->reducer->rebuild_due = !ddp->set.find_unused && ddp->n_trainable > 0;
     ddp->reducer->used_set_constant = true;

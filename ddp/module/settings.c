@@ -4,7 +4,10 @@
 
 #include "module.h"
 
-enum { KNOWN_FLAGS = DTR_DDP_SUM | DTR_DDP_PER_PARAM | DTR_DDP_SMALL_LAST | DTR_DDP_CHECK_NAN };
+enum {
+    KNOWN_FLAGS = DTR_DDP_SUM | DTR_DDP_PER_PARAM | DTR_DDP_SMALL_LAST | DTR_DDP_CHECK_NAN |
+                  DTR_DDP_LATE_ERRORS
+};
 
 static dtr_status check_lists(const dtr_ddp_options *o) {
     DTR_REQUIRE((o->plan_limits != NULL) == (o->n_plan_limits > 0), NULL, DTR_ERR_ARG,
@@ -59,8 +62,8 @@ dtr_status dtr__ddp_settings_read(const dtr_ddp_options *given, dtr_ddp_options 
                                   dtr__ddp_settings *set) {
     DTR_TRY(dtr__options_copy(given, o, sizeof *o, "dtr_ddp_options"));
     DTR_REQUIRE((o->flags & ~(uint32_t)KNOWN_FLAGS) == 0, NULL, DTR_ERR_ARG,
-                "dtr_ddp_options.flags is 0x%x; known are DTR_DDP_SUM, _PER_PARAM, _SMALL_LAST and "
-                "_CHECK_NAN (together 0x%x)",
+                "dtr_ddp_options.flags is 0x%x; known are DTR_DDP_SUM, _PER_PARAM, _SMALL_LAST, "
+                "_CHECK_NAN and _LATE_ERRORS (together 0x%x)",
                 (unsigned)o->flags, (unsigned)KNOWN_FLAGS);
     DTR_TRY(dtr__options_limit(NULL, "dtr_ddp_options", &o->timeout_s));
     DTR_TRY(check_lists(o));

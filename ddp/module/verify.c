@@ -356,6 +356,11 @@ static dtr_status ddp_check_equal(dtr_ddp *ddp) {
     static const char entry[] = "dtr_ddp_check_equal";
     DTR_TRY(dtr__ddp_check(ddp, entry));
     DTR_TRY(dtr__ddp_occupy(ddp, entry, "call it between iterations"));
+    bool broken;
+    dtr_status s = dtr__ddp_late_take(ddp, &broken);
+    if (s < 0) {
+        return broken ? s : dtr__ddp_leave(ddp, s);
+    }
     return dtr__ddp_leave(ddp, compare_values(ddp));
 }
 

@@ -106,7 +106,9 @@ static dtr_status fill_layout(dtr_ddp *ddp, dtr__ddp_layout *l) {
 
 /* The bucket that also carries the status slot. */
 static size_t last_dense(const dtr_ddp *ddp, const dtr_plan *plan) {
-    bool none = dtr__ddp_per_param(ddp) || dtr__ddp_on_device(ddp); /* the host reads no bucket */
+    /* The host reads no bucket of a device, unless it may read it later. */
+    bool none = dtr__ddp_per_param(ddp) ||
+                (dtr__ddp_on_device(ddp) && (ddp->set.flags & DTR_DDP_LATE_ERRORS) == 0);
     for (size_t b = plan->n_buckets; b-- > 0 && !none;) {
         if (!ddp->params[plan->buckets[b].slots[0].param].sparse) {
             return b;

@@ -45,6 +45,14 @@ static void read_map(dtr_ddp *ddp) {
 
 /* ---- everything that travels ---- */
 
+static void write_status(dtr_ddp *ddp, bool bad) {
+    if (dtr__ddp_on_device(ddp)) {
+        dtr__ddp_late_write(ddp, bad);
+    } else {
+        dtr__ddp_status_write(ddp, bad);
+    }
+}
+
 /* A map goes behind the buckets, and where they are all in flight at once with them; in a static
  * graph's first iteration it goes before them. */
 static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
@@ -56,7 +64,7 @@ static dtr_status reduce(dtr_ddp *ddp, int64_t *waited_ns) {
     }
     if (in_flight) {
         if (way->carries_status && ddp->reducer->carrier != DTR__NONE) {
-            dtr__ddp_status_write(ddp, atomic_load(&ddp->errors.bad));
+            write_status(ddp, atomic_load(&ddp->errors.bad));
         }
         dtr__ddp_launch(ddp, true);
         dtr__ddp_delayed_behind(ddp);
@@ -84,8 +92,12 @@ static dtr_status any_bad(dtr_ddp *ddp, bool *bad) {
     if (ddp->size == 1) {
         return DTR_OK;
     }
-    if (!ddp->strategy->carries_status || r->carrier == DTR__NONE || r->step.fn != NULL ||
-        r->buffers.hook != NULL) {
+    if (r->late.travels) { /* nobody is asked */
+        *bad = false;
+        return DTR_OK;
+    }
+    if (dtr__ddp_on_device(ddp) || !ddp->strategy->carries_status || r->carrier == DTR__NONE ||
+        r->step.fn != NULL || r->buffers.hook != NULL) {
         return dtr__ddp_any_bad(ddp, *bad || atomic_load(&ddp->errors.gave_up), bad);
     }
     *bad = dtr__ddp_status_bad(ddp);
@@ -149,18 +161,18 @@ static dtr_status close_iteration(dtr_ddp *ddp, dtr_status s) {
     ddp->reducer->saved_size = 0;
     dtr__ddp_cast_drop(ddp);
     dtr__ddp_rearm(ddp);
-    ddp->it.averaged = s == DTR_OK && ddp->it.sync && !ddp->it.shadow;
+    ddp->it.averaged =
+        (s == DTR_OK || ddp->reducer->late.travels) && ddp->it.sync && !ddp->it.shadow;
     atomic_store(&ddp->state, DTR__DDP_IDLE);
     dtr__ddp_check_idle(ddp);
     return s;
 }
 
-/* Some rank has an error. All return it; one that only this operation suffered from leaves the
- * module usable. */
-static dtr_status finish_bad(dtr_ddp *ddp) {
+/* All return the error; one that only this operation suffered from leaves the module usable. */
+dtr_status dtr__ddp_agree_bad(dtr_ddp *ddp, const dtr__step_status *mine, bool *broken) {
     dtr__step_status agreed = { 0 };
-    ddp->errors.mine.gave_up = atomic_load(&ddp->errors.gave_up);
-    dtr_status s = dtr__ddp_agree(ddp, &ddp->errors.mine, &agreed);
+    dtr_status s = dtr__ddp_agree(ddp, mine, &agreed);
+    *broken = true;
     if (s == DTR_OK) { /* nobody knows why: what broke the strategy's group does */
         s = ddp->strategy->broken != NULL ? ddp->strategy->broken(ddp) : DTR_OK;
         return dtr__ddp_break(ddp, s < 0 ? s
@@ -182,12 +194,20 @@ static dtr_status finish_bad(dtr_ddp *ddp) {
         }
         s = dtr__error_put_back(cause, s);
     }
-    return close_iteration(ddp, dtr__ddp_failed(ddp, s));
+    *broken = false;
+    return s;
+}
+
+static dtr_status finish_bad(dtr_ddp *ddp) {
+    bool broken;
+    ddp->errors.mine.gave_up = atomic_load(&ddp->errors.gave_up);
+    dtr_status s = dtr__ddp_agree_bad(ddp, &ddp->errors.mine, &broken);
+    return broken ? s : close_iteration(ddp, dtr__ddp_failed(ddp, s));
 }
 
 /* What went wrong after the ranks had agreed, when it can no longer be agreed on. */
 static dtr_status late_failure(dtr_ddp *ddp) {
-    if (!atomic_load(&ddp->errors.bad)) {
+    if (!atomic_load(&ddp->errors.bad) || ddp->reducer->late.flagged) {
         return DTR_OK;
     }
     const dtr__step_status *v = &ddp->errors.mine;
@@ -198,6 +218,7 @@ static dtr_status late_failure(dtr_ddp *ddp) {
 static dtr_status exchange(dtr_ddp *ddp, int64_t *waited_ns, bool *bad) {
     ddp->it.copies_out =
         (ddp->size > 1 || ddp->strategy->hooked || ddp->set.has_param_dtype) && !ddp->it.shadow;
+    dtr__ddp_late_begin(ddp);
     dtr__ddp_settle(ddp);
     dtr_status s = reduce(ddp, waited_ns);
     if (s == DTR_OK) {
@@ -210,6 +231,7 @@ static dtr_status exchange(dtr_ddp *ddp, int64_t *waited_ns, bool *bad) {
     dtr_status apart = dtr__ddp_delayed_wait(ddp);
     s = s == DTR_OK ? apart : s;
     DTR_TRY(s);
+    dtr__ddp_late_fetch(ddp);
     if (has_map(ddp)) {
         read_map(ddp);
     }
@@ -257,7 +279,8 @@ static dtr_status finish_synced(dtr_ddp *ddp) {
         count_step(ddp, t_enter, waited_ns);
         warn_no_forward(ddp);
     }
-    return close_iteration(ddp, DTR_OK);
+    s = dtr__ddp_late_end(ddp, &bad);
+    return bad ? s : close_iteration(ddp, s);
 }
 
 static dtr_status finish_local(dtr_ddp *ddp) {

@@ -62,6 +62,16 @@ typedef struct dtr__ddp_buffers {
     dtr_work *work; /* of the hook, not yet waited for */
 } dtr__ddp_buffers;
 
+/* Errors that are known one step later (late.c); used by the thread that runs the iterations only.
+ */
+typedef struct dtr__ddp_late {
+    bool travels;            /* the flag of the iteration that ends goes with its last bucket */
+    bool flagged;            /* and this rank has set it */
+    bool pending;            /* that of an iteration before has not been read: */
+    int newest;              /* where it is on the host */
+    dtr__step_status before; /* what this rank had to say there */
+} dtr__ddp_late;
+
 /* Used by the thread that runs the iterations, unless a comment states otherwise. */
 typedef struct dtr__ddp_reducer {
     _Atomic bool sync, eval; /* for the next opening call */
@@ -89,6 +99,7 @@ typedef struct dtr__ddp_reducer {
     dtr__ddp_stepper step;
     dtr__ddp_join join;
     dtr__ddp_delayed delayed;
+    dtr__ddp_late late;
 } dtr__ddp_reducer;
 
 extern const dtr__ddp_mover dtr__ddp_host_mover;
@@ -188,10 +199,17 @@ dtr_status dtr__ddp_any_bad(dtr_ddp *ddp, bool mine, bool *any);
 /* Exchange statuses; every rank returns the agreed error, and `agreed` is the same on all of them.
  */
 dtr_status dtr__ddp_agree(dtr_ddp *ddp, const dtr__step_status *mine, dtr__step_status *agreed);
+/* Some rank has an error, `mine` is this rank's: agree. *broken: it has ended the module. */
+dtr_status dtr__ddp_agree_bad(dtr_ddp *ddp, const dtr__step_status *mine, bool *broken);
 /* The group is gone: remember why and refuse everything from now on. Returns s. */
 dtr_status dtr__ddp_break(dtr_ddp *ddp, dtr_status s);
 /* From BUSY to IDLE at the end of a call; an error of the group ends the module. Returns s. */
 dtr_status dtr__ddp_leave(dtr_ddp *ddp, dtr_status s);
+
+/* ---- late.c ---- */
+/* The error of the newest synchronised iteration, where it is not known yet; collective, the host
+ * waits. *broken: it has ended the module. */
+dtr_status dtr__ddp_late_take(dtr_ddp *ddp, bool *broken);
 
 /* ---- join.c ---- */
 /* Of forward_begin: the header of this step. *broken: the error is the group's. */

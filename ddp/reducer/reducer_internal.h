@@ -77,6 +77,15 @@ dtr_status dtr__ddp_step_fail(const dtr_ddp *ddp, const dtr__step_status *v, dtr
 void dtr__ddp_status_write(dtr_ddp *ddp, bool bad);
 bool dtr__ddp_status_bad(const dtr_ddp *ddp);
 
+/* ---- late.c: nothing happens without DTR_DDP_LATE_ERRORS ---- */
+bool dtr__ddp_late_can(const dtr_ddp *ddp); /* the open iteration's flag can travel */
+/* In backward_end: whether it does; then before the last bucket leaves, behind its
+ * average, and when all is queued: the error of the iteration before, else this rank's own. */
+void dtr__ddp_late_begin(dtr_ddp *ddp);
+void dtr__ddp_late_write(dtr_ddp *ddp, bool bad);
+void dtr__ddp_late_fetch(dtr_ddp *ddp);
+dtr_status dtr__ddp_late_end(dtr_ddp *ddp, bool *broken);
+
 /* ---- join.c ---- */
 bool dtr__ddp_joined(const dtr_ddp *ddp); /* between join_begin and join_end, with headers */
 /* The step of others, as reducer/iteration.c and reducer/finish.c do it. */

@@ -90,7 +90,9 @@ static dtr_status collect_params(dtr_ddp *ddp, int64_t *waited_ns) {
 
 /* The carrier of the status waits for backward_end. */
 static size_t before_carrier(const dtr_ddp *ddp) {
-    return ddp->reducer->carrier < ddp->n_buckets ? ddp->reducer->carrier : ddp->n_buckets;
+    const bool carries = !dtr__ddp_on_device(ddp) || dtr__ddp_late_can(ddp);
+    return carries && ddp->reducer->carrier < ddp->n_buckets ? ddp->reducer->carrier
+                                                             : ddp->n_buckets;
 }
 
 static dtr_status launch_bucket(dtr_ddp *ddp, dtr_ddp_bucket *b) {

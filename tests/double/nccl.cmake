@@ -147,8 +147,8 @@ dtr_add_mpi_run(double_ddp_shared TARGET test_double_ddp NPROCS 2 LABELS double 
 dtr_add_double_mpi_test(double_ddp_pairs NPROCS 1 2 SOURCES ddp_pairs.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_pairs_stage TARGET test_double_ddp_pairs NPROCS 2 4 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1 DTR_DDP_STATS_EVERY=2)
-# Buffer hooks (P4, P5), steps per bucket (Z1-Z6), delayed parameters (D1-D7).
-foreach(part buffer_hook step delayed)
+# Buffer hooks (P4, P5), steps per bucket (Z1-Z6), delayed parameters (D1-D7), errors known one step later (ER10).
+foreach(part buffer_hook step delayed late)
   dtr_add_double_mpi_test(double_ddp_${part} NPROCS 1 2 3 4 SOURCES ddp_${part}.c LIBS fake_cudart
     ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
   dtr_add_mpi_run(double_ddp_${part}_stage TARGET test_double_ddp_${part} NPROCS 2 3 LABELS double TIMEOUT 300

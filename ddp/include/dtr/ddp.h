@@ -20,7 +20,19 @@
  * class DTR_CLASS_OP the next iteration works and gradient values are unspecified; after an error
  * that broke the group only dtr_ddp_destroy is legal and every other call returns the same status.
  * The module writes parameters in dtr_ddp_create and dtr_ddp_join_end only; optimizers write them
- * when they step or load a checkpoint (dtr/zero.h, dtr/optim.h). */
+ * when they step or load a checkpoint (dtr/zero.h, dtr/optim.h).
+ *
+ * With the flag DTR_DDP_LATE_ERRORS a module on a CUDA device asks no other rank for errors in
+ * dtr_ddp_backward_end, so that the host runs up to one step ahead of the device: each rank's
+ * status is on the device, too. An error is returned by the call of its own rank alone, as ever,
+ * and by all ranks at the end of the next synchronised backward pass, or from dtr_ddp_check_equal
+ * before that, with a text that begins "in the synchronised step before". The averages of both
+ * iterations are there; in the one with the error, gradients that failed on that rank count as
+ * zeros. That rank steps like the others, or all go back to older values. dtr_ddp_destroy and
+ * dtr_ddp_set_group drop what is not known yet. In the first iteration, with find_unused, sparse
+ * parameters, communication and buffer hooks, dtr_ddp_set_step, dtr_zero, in a join, with
+ * DTR_DDP_PER_PARAM and DTR_DDP_CHECK_NAN errors are agreed in the same step all the same; and on
+ * the host always, where that costs nothing. */
 #ifndef DTR_DDP_H
 #define DTR_DDP_H
 
@@ -239,7 +251,8 @@ DTR_API dtr_status dtr_ddp_grad_ready(dtr_ddp *ddp, size_t i, void *stream);
 /** End the iteration: wait until every gradient is the average over all ranks. Without sync it only
  * ends the iteration. Another thread's dtr_ddp_grad_ready must have returned.
  *  @collective all members, unless sync is off for this iteration; several modules in one order
- *  @blocking until the averages are in the gradients; on a GPU until all ranks have called
+ *  @blocking until the averages are in the gradients; on a GPU until all ranks have called, with
+ * DTR_DDP_LATE_ERRORS until the averages of the synchronised iteration before are there
  *  @gpu averages are there behind what `stream` holds on return (host memory: at once)
  *  @errors agreed: DTR_ERR_STATE (a parameter was not ready, or ready twice; names it and the
  * rank), DTR_ERR_GRAPH, DTR_ERR_NAN; DTR_ERR_TIMEOUT, DTR_ERR_MISMATCH, DTR_ERR_ABORTED,
@@ -297,12 +310,15 @@ DTR_API dtr_status dtr_ddp_check_finalized(dtr_ddp *ddp);
 
 DTR_BEGIN_SITED
 
-/** Do all ranks hold bitwise equal parameters? Reports, repairs nothing.
+/** Do all ranks hold bitwise equal parameters? Reports, repairs nothing. With
+ * DTR_DDP_LATE_ERRORS an error
+ * of the last synchronised iteration that is not known yet comes first.
  *  @collective all members, no iteration open
  *  @blocking until compared
  *  @gpu behind what the stream of the newest dtr_ddp_backward_end holds now
  *  @errors DTR_ERR_MISMATCH naming the first parameter that differs and the ranks,
- * DTR_ERR_STATE (an iteration is open), DTR_ERR_NOMEM; those of the group
+ * DTR_ERR_STATE (an iteration is open), DTR_ERR_NOMEM; those of the group, and late ones of
+ * dtr_ddp_backward_end
  *  @since 0.1 */
 DTR_API dtr_status dtr_ddp_check_equal(dtr_ddp *ddp);
 

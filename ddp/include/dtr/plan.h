@@ -24,7 +24,9 @@ enum {
                                backward: the reference mode (options only) */
     DTR_DDP_SMALL_LAST = 4, /**< plan with the order reversed, then reverse the list of buckets: the
                                buckets with small limits come last */
-    DTR_DDP_CHECK_NAN = 8   /**< a NaN in a gradient is an error (options only) */
+    DTR_DDP_CHECK_NAN = 8,  /**< a NaN in a gradient is an error (options only) */
+    DTR_DDP_LATE_ERRORS = 16 /**< errors of other ranks are known one step later, and on a CUDA
+                                device the host waits for none of them (dtr/ddp.h; options only) */
 };
 
 /** What a plan needs to know of a parameter. */
