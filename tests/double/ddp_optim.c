@@ -354,6 +354,115 @@ START_TEST(SHARDED_ways) {
 }
 END_TEST
 
+/* K8: whole states of the device are those of the host, and come back from whole tensors, also from
+ * some of them; before there was a step, too. */
+static void whole_states(dtr_dtype type, dtr_optim_rule r) {
+    const dtr_optim_options o = rule(r, 0, 0.1, false);
+    const dtr_dtype state_type = type == DTR_F64 ? DTR_F64 : DTR_F32;
+    const int64_t matrix[] = { 41, 100 };
+    dtr_tensor *full[2][PARAMS];
+    both b;
+    open_both(&b, type, &o, true);
+    for (int side = 0; side < 2; side++) {
+        for (int i = 0; i < PARAMS; i++) {
+            dtr_tensor *t = side == DEVICE ? on_gpu(state_type, pair_numel[i], 7, b.p.stream)
+                                           : on_host(state_type, pair_numel[i], DTR_MEM_DEFAULT);
+            TH_IS(dtr_tensor_fill(t, 7, stream_of(&b.p, side)), DTR_OK);
+            TH_IS(dtr_tensor_reshape(t, i == 2 ? 2 : 1, i == 2 ? matrix : &pair_numel[i],
+                                     &full[side][i]),
+                  DTR_OK);
+            dtr_tensor_release(t);
+        }
+    }
+    TH_CHECK(cudaStreamSynchronize(b.p.stream) == cudaSuccess, "synchronize");
+    for (int step = 0; step < 4; step++) {
+        for (size_t k = 0; k < dtr_optim_state_count(b.optim[HOST]); k++) {
+            for (int side = 0; side < 2; side++) {
+                dtr_zero_state st;
+                dtr_tensor *some[PARAMS];
+                memcpy(some, full[side], sizeof some);
+                some[step] = NULL;
+                TH_IS(dtr_optim_state(b.optim[side], k, &st), DTR_OK);
+                if (step > 0) { /* by the program, behind the step */
+                    const int64_t count = (int64_t)st.data.count;
+                    dtr_tensor *shard = NULL;
+                    TH_IS(dtr_tensor_from_buffer(st.data, 1, &count, NULL, NULL, NULL, &shard),
+                          DTR_OK);
+                    for (int n = 0; n < 20; n++) {
+                        TH_IS(dtr_tensor_scale(shard, n % 2 == 0 ? 4 : 0.5, stream_of(&b.p, side)),
+                              DTR_OK);
+                    }
+                    dtr_tensor_release(shard);
+                }
+                TH_IS(dtr_zero_gather(b.zero[side], &st, some, PARAMS), DTR_OK);
+                TH_IS(dtr_tensor_scale(full[side][(step + 1) % PARAMS], 2, stream_of(&b.p, side)),
+                      DTR_OK);
+                if (side == DEVICE && step == 0) { /* no stream of the program is known yet */
+                    TH_CHECK(cudaStreamSynchronize(b.p.stream) == cudaSuccess, "synchronize");
+                }
+                TH_IS(dtr_zero_slice(b.zero[side], some, PARAMS, &st), DTR_OK);
+            }
+            for (int i = 0; i < PARAMS; i++) {
+                dtr_tensor *a = flat(full[HOST][i]), *d = flat(full[DEVICE][i]);
+                same_bytes(a, d, "whole state");
+                dtr_tensor_release(a);
+                dtr_tensor_release(d);
+            }
+        }
+        same_state(&b);
+        for (int side = 0; side < 2; side++) {
+            backward(&b, side, false);
+            TH_IS(dtr_optim_step(b.optim[side]), DTR_OK);
+        }
+        b.p.step++;
+    }
+    same_values(&b);
+    for (int i = 0; i < 2 * PARAMS; i++) {
+        dtr_tensor_release(full[i / PARAMS][i % PARAMS]);
+    }
+    close_both(&b);
+}
+
+START_TEST(SHARDED_whole_states) {
+    whole_states(DTR_F32, DTR_OPTIM_ADAM);
+    whole_states(DTR_F64, DTR_OPTIM_ADAM);
+    whole_states(DTR_BF16, DTR_OPTIM_ADAMW);
+}
+END_TEST
+
+/* Tensors elsewhere, and with other strides, are refused on all ranks, and nothing is written. */
+START_TEST(SHARDED_whole_states_refused) {
+    const dtr_optim_options o = rule(DTR_OPTIM_ADAM, 0, 0, false);
+    const int64_t turned[] = { 100, 41 };
+    dtr_zero_state st;
+    both b;
+    open_both(&b, DTR_F32, &o, true);
+    dtr_tensor *full[PARAMS] = { NULL }, *t = on_gpu(DTR_F32, pair_numel[2], 7, b.p.stream),
+               *matrix = NULL;
+    TH_IS(dtr_optim_state(b.optim[DEVICE], 0, &st), DTR_OK);
+    full[0] = on_host(DTR_F32, pair_numel[0], DTR_MEM_DEFAULT);
+    TH_IS(dtr_zero_gather(b.zero[DEVICE], &st, full, PARAMS), DTR_ERR_DEVICE);
+    TH_MESSAGE("full[0] for 'a' is elsewhere");
+    TH_IS(dtr_zero_slice(b.zero[DEVICE], full, PARAMS, &st), DTR_ERR_DEVICE);
+    dtr_tensor_release(full[0]);
+    full[0] = NULL;
+    TH_IS(dtr_tensor_reshape(t, 2, turned, &matrix), DTR_OK);
+    TH_IS(dtr_tensor_transpose(matrix, 0, 1, &full[2]), DTR_OK);
+    TH_IS(dtr_zero_gather(b.zero[DEVICE], &st, full, PARAMS), DTR_ERR_UNSUPPORTED);
+    TH_MESSAGE("full[2] for 'c'");
+    TH_IS(dtr_zero_slice(b.zero[DEVICE], full, PARAMS, &st), DTR_ERR_UNSUPPORTED);
+    check_each(t, 7, "left alone", "c");
+    dtr_tensor_release(full[2]);
+    dtr_tensor_release(matrix);
+    dtr_tensor_release(t);
+    TH_IS(dtr_optim_state(b.optim[HOST], 0, &st), DTR_OK);
+    TH_IS(dtr_zero_slice(b.zero[DEVICE], (dtr_tensor *[PARAMS]){ NULL }, PARAMS, &st),
+          DTR_ERR_DEVICE);
+    TH_MESSAGE("the state");
+    close_both(&b);
+}
+END_TEST
+
 /* A step queues work and waits for the device only where NCCL does not serve. */
 START_TEST(SHARDED_without_waiting) {
     dtr_optim_options o = rule(DTR_OPTIM_ADAMW, 0, 0.1, false);
@@ -444,6 +553,8 @@ static void make(Suite *s) {
     th_add(sharded, SHARDED_rules, 1, 0);
     th_add(sharded, SHARDED_clipping_and_scales, 1, 0);
     th_add(sharded, SHARDED_ways, 1, 0);
+    th_add(sharded, SHARDED_whole_states, 1, 0);
+    th_add(sharded, SHARDED_whole_states_refused, 1, 0);
     th_add(sharded, SHARDED_without_waiting, 1, 0);
     TCase *files = th_case(s, "files", 110);
     th_add(files, CHECKPOINTS_of_either_side, 1, 0);

@@ -143,9 +143,12 @@ DTR_API dtr_status dtr_zero_load(dtr_zero *zero, const char *path, const dtr_zer
  * are NULL, and parameters of other types than state->param_dtype, are left alone. A portable form
  * for files of one's own.
  *  @collective all members, between iterations
- *  @blocking until gathered  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @blocking until gathered
+ *  @gpu state and tensors on the parameters' device, behind the stream of the newest
+ * dtr_ddp_backward_end; tensors lie as the parameters do. The host waits for it
  *  @errors agreed: DTR_ERR_ARG (NULL, n is not the number of parameters), DTR_ERR_SHAPE,
- * DTR_ERR_DTYPE, DTR_ERR_NOMEM there and DTR_ERR_REMOTE elsewhere. Local: DTR_ERR_STATE
+ * DTR_ERR_DTYPE, DTR_ERR_DEVICE, DTR_ERR_UNSUPPORTED (other strides on a device), DTR_ERR_NOMEM
+ * there and DTR_ERR_REMOTE elsewhere. Local: DTR_ERR_STATE
  *  @since 0.1 */
 DTR_API dtr_status dtr_zero_gather(dtr_zero *zero, const dtr_zero_state *state,
                                    dtr_tensor *const *full, size_t n);
@@ -153,7 +156,7 @@ DTR_API dtr_status dtr_zero_gather(dtr_zero *zero, const dtr_zero_state *state,
 DTR_END_SITED
 
 /** The reverse of dtr_zero_gather: take this rank's elements out of whole tensors.
- *  @collective no  @blocking no  @gpu DTR_ERR_UNSUPPORTED for parameters on a device
+ *  @collective no  @blocking on a device until taken  @gpu as dtr_zero_gather
  *  @errors as dtr_zero_gather, local  @since 0.1 */
 DTR_API dtr_status dtr_zero_slice(dtr_zero *zero, dtr_tensor *const *full, size_t n,
                                   const dtr_zero_state *state);
