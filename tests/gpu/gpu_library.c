@@ -1,6 +1,7 @@
 /* The library itself on NCCL (label double): what a machine with a GPU has to show, and the
  * stand-ins do. Several ranks may share the GPU, by a host id each; nothing here knows of the
- * stand-ins. nccl: ST1, F1, AB2, AB4; reliability: FI3; ddp: LG1. */
+ * stand-ins. nccl: ST1, F1, AB2, AB4; reliability: FI3; ddp: LG1, SH1. */
+#include <dtr/optim.h>
 #include <string.h>
 
 #include "ddp_pair.h"
@@ -192,6 +193,52 @@ START_TEST(averages) {
 }
 END_TEST
 
+/* ---- optimizers ---- */
+
+/* Parameters after steps, bit for bit those of the host. */
+static void steps_of(const dtr_optim_options *rule, bool sharded) {
+    const dtr_ddp_options o = DTR_DDP_OPTIONS_INIT;
+    dtr_zero *zero[2] = { NULL, NULL };
+    dtr_optim *optim[2];
+    pair m;
+    pair_open(&m, &o, DTR_F32);
+    for (int side = 0; side < 2; side++) {
+        if (sharded) {
+            TH_IS(dtr_zero_create(m.ddp[side], NULL, &zero[side]), DTR_OK);
+        }
+        TH_IS(dtr_optim_create(m.ddp[side], zero[side], rule, &optim[side]), DTR_OK);
+    }
+    for (m.step = 0; m.step < 4; m.step++) {
+        for (int side = 0; side < 2; side++) {
+            TH_IS(backward_of(&m, side), DTR_OK);
+            TH_IS(dtr_optim_step(optim[side]), DTR_OK);
+        }
+        for (int i = 0; i < PARAMS; i++) {
+            same_bytes(m.value[HOST][i], m.value[DEVICE][i], pair_names[i]);
+        }
+    }
+    for (int side = 0; side < 2; side++) {
+        TH_IS(dtr_optim_destroy(optim[side]), DTR_OK);
+        TH_IS(dtr_zero_destroy(zero[side]), DTR_OK);
+    }
+    pair_close(&m);
+    TH_AGREE();
+}
+
+START_TEST(optimizers) {
+    for (int i = 0; i < 6; i++) {
+        dtr_optim_options rule = DTR_OPTIM_OPTIONS_INIT;
+        rule.rule = i % 3 == 0 ? DTR_OPTIM_SGD : i % 3 == 1 ? DTR_OPTIM_ADAM : DTR_OPTIM_ADAMW;
+        rule.rate = 0.013;
+        rule.momentum = i == 3 ? 0.9 : 0;
+        rule.weight_decay = 0.1;
+        rule.max_norm = i > 2 ? 10 : 0;
+        steps_of(&rule, false);
+        steps_of(&rule, true);
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "library", 120);
     th_add(tc, on_a_stream, 1, 0);
@@ -200,6 +247,7 @@ static void make(Suite *s) {
     th_add(tc, aborted, SEVERAL, 0);
     th_add(tc, late, SEVERAL, 0);
     th_add(tc, averages, 1, 2);
+    th_add(tc, optimizers, 1, 2);
 }
 
 int main(int argc, char **argv) {

@@ -179,6 +179,8 @@ static int probe_ipc(void) {
                              rank != ranks - 1 || rank == 0
                                  ? cudaSuccess
                                  : cudaMemcpy(shared, back, NBYTES, cudaMemcpyHostToDevice));
+    /* A copy from pageable memory may return before it is over. */
+    well = well && cuda_well("cudaDeviceSynchronize", cudaDeviceSynchronize());
     memset(back, 0, sizeof back);
     well = well && cuda_well("reading it where it is",
                              rank != 0 ? cudaSuccess

@@ -193,7 +193,8 @@ static int stream_wait(int device, void *stream, void *event) {
     ON_DEVICE(device, cudaStreamWaitEvent(stream, event, 0));
 }
 
-/* A stream of another device is as good as none; the default ones have no device of their own. */
+/* A stream of another device is as good as none; the default ones have no device of their own. CUDA
+ * does not say it of one that captures, and would ruin the capture. */
 static cudaError_t check_device_of(int device, void *stream) {
     int of = device;
     cudaError_t e = cudaSuccess;
@@ -209,8 +210,9 @@ static cudaError_t check_device_of(int device, void *stream) {
 
 static cudaError_t capturing(int device, void *stream, dtr__capture *capture) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t e = check_device_of(device, stream);
-    e = e == cudaSuccess ? cudaStreamIsCapturing(stream, &status) : e;
+    cudaError_t e = cudaStreamIsCapturing(stream, &status);
+    e = e == cudaSuccess && status == cudaStreamCaptureStatusNone ? check_device_of(device, stream)
+                                                                  : e;
     if (e == cudaSuccess) {
         *capture = status == cudaStreamCaptureStatusNone     ? DTR__NO_CAPTURE
                    : status == cudaStreamCaptureStatusActive ? DTR__CAPTURING

@@ -154,10 +154,11 @@ static block *take_block(const void *at, bool pinned) {
     return NULL;
 }
 
+/* *p is NULL where nothing is there, also because it failed, as seen. */
 static cudaError_t device_block(void **p, size_t nbytes) {
     pthread_once(&once, reserve);
+    *p = NULL;
     if (nbytes == 0) {
-        *p = NULL;
         return cudaSuccess;
     }
     int device = fake_device();

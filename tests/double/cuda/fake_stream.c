@@ -266,6 +266,7 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
 API cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
     fake_stream *s = NULL;
     cudaError_t e = find_stream("cudaStreamGetDevice", stream, &s);
+    e = e == cudaSuccess ? fake_capture_stream_use("cudaStreamGetDevice", s) : e; /* as seen */
     if (e == cudaSuccess) {
         *device = s->device;
     }
