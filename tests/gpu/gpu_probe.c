@@ -198,6 +198,80 @@ static int probe_ipc(void) {
     return well ? 0 : 1;
 }
 
+/* ---- what calls cost the host ---- */
+
+enum { CALLS = 2000 };
+static const char *const calls[] = { "get_context", "is_capturing", "stream_device", "event_record",
+                                     "stream_wait", "event_query",  "stream_query",  "small_fill" };
+typedef struct asked {
+    int (*get_context)(void **); /* NULL: not found */
+    cudaStream_t stream, other;
+    cudaEvent_t event;
+    void *memory;
+} asked;
+
+static cudaError_t ask(const asked *a, int which) {
+    enum cudaStreamCaptureStatus status;
+    void *context = NULL;
+    int device = 0;
+    cudaError_t e = cudaSuccess;
+    switch (which) {
+    case 0:
+        return a->get_context != NULL ? (cudaError_t)a->get_context(&context) : cudaSuccess;
+    case 1:
+        return cudaStreamIsCapturing(a->stream, &status);
+    case 2:
+#if CUDART_VERSION >= 12080
+        e = cudaStreamGetDevice(a->stream, &device);
+#endif
+        (void)device;
+        return e;
+    case 3:
+        return cudaEventRecord(a->event, a->stream);
+    case 4:
+        return cudaStreamWaitEvent(a->other, a->event, 0);
+    case 5:
+        return cudaEventQuery(a->event);
+    case 6:
+        return cudaStreamQuery(a->stream);
+    default:
+        return cudaMemsetAsync(a->memory, 0, 4, a->stream);
+    }
+}
+
+/* The stream is idle before each kind, and what a kind leaves there is part of its time. */
+static int probe_calls(void) {
+    asked a = { .memory = NULL };
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (driver == NULL || !find(driver, "cuCtxGetCurrent", &a.get_context)) {
+        a.get_context = NULL;
+    }
+    bool well = cuda_well("cudaMalloc", cudaMalloc(&a.memory, 64));
+    well = well &&
+           cuda_well("a stream", cudaStreamCreateWithPriority(&a.stream, cudaStreamNonBlocking, 0));
+    well = well && cuda_well("another stream",
+                             cudaStreamCreateWithPriority(&a.other, cudaStreamNonBlocking, 0));
+    well =
+        well && cuda_well("an event", cudaEventCreateWithFlags(&a.event, cudaEventDisableTiming));
+    for (int k = 0; k < (int)(sizeof calls / sizeof calls[0]) && well; k++) {
+        cudaError_t e = cudaDeviceSynchronize();
+        const double begin = MPI_Wtime();
+        for (int i = 0; i < CALLS && e == cudaSuccess; i++) {
+            e = ask(&a, k);
+        }
+        const double each = (MPI_Wtime() - begin) / CALLS;
+        well = cuda_well(calls[k], e);
+        if (well && rank == 0) {
+            printf("%s_us %.2f\n", calls[k], 1e6 * each);
+        }
+    }
+    cudaStreamDestroy(a.other);
+    cudaStreamDestroy(a.stream);
+    cudaEventDestroy(a.event);
+    cudaFree(a.memory);
+    return well ? 0 : 1;
+}
+
 /* ---- NCCL ---- */
 
 typedef struct nccl {
@@ -304,10 +378,12 @@ int main(int argc, char **argv) {
         status = probe_copies(1);
     } else if (argc == 2 && strcmp(argv[1], "ipc") == 0) {
         status = probe_ipc();
+    } else if (argc == 2 && strcmp(argv[1], "calls") == 0) {
+        status = probe_calls();
     } else if (argc == 2 && strcmp(argv[1], "nccl") == 0) {
         status = probe_nccl();
     } else if (rank == 0) {
-        fprintf(stderr, "usage: gpu_probe copies|copies-small|ipc|nccl\n");
+        fprintf(stderr, "usage: gpu_probe copies|copies-small|calls|ipc|nccl\n");
     }
     MPI_Finalize();
     return status;
