@@ -3,7 +3,6 @@
  * (HR12). With DTR_TEST_DEVICE=cuda the buffers lie on a device and are written by copies on a
  * stream that are under way when the call comes, and read by copies on it as soon as the wait is
  * over (nccl:G4, nccl:J2, nccl:ST1, nccl:ST2, nccl:ST3, nccl:ST6). */
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -255,32 +254,6 @@ static bool is_refused(const variant *v, dtr_status s, const th_buf *small) {
     return yes;
 }
 
-/* NCCL multiplies by 1/ranks before it adds, and rounds all that in the type (nccl:A2): how far an
- * average may be from the exact one, where 1/ranks is no power of two. No term is beyond 8. */
-static double slack(const variant *v) {
-    static const int bits[] = { [DTR_F16] = 11, [DTR_BF16] = 8, [DTR_F32] = 24,
-                                [DTR_F64] = 53, [DTR_C64] = 24, [DTR_C128] = 53 };
-    const bool rounds = device != NULL && reduces(v->k) && v->op == DTR_AVG && nccl_is_alone() &&
-                        (th_size() & (th_size() - 1)) != 0;
-    const int of = rounds && (size_t)v->d < sizeof bits / sizeof bits[0] ? bits[v->d] : 0;
-    return of > 0 ? ldexp(8.0 * (th_size() + 1), -of) : 0;
-}
-
-/* The first element that is another, or n. */
-static size_t differs(const variant *v, const void *got, const void *want, size_t n) {
-    const double most = slack(v);
-    size_t k = th_differs(got, want, v->d, n);
-    for (; most > 0 && k < n; k++) {
-        const bool near =
-            fabs(th_get(got, v->d, k, false) - th_get(want, v->d, k, false)) <= most &&
-            fabs(th_get(got, v->d, k, true) - th_get(want, v->d, k, true)) <= most;
-        if (!near) {
-            break;
-        }
-    }
-    return k;
-}
-
 static void run(const variant *v) {
     char what[160];
     describe(v, what, sizeof what);
@@ -308,7 +281,9 @@ static void run(const variant *v) {
     mirror_end(&a);
     mirror_end(&b);
     const void *got = v->k == BROADCAST && th_rank() == v->root ? in : out;
-    size_t bad = s == DTR_OK ? differs(v, got, want, n.out) : n.out;
+    size_t bad = s == DTR_OK
+                     ? matrix_differs(got, want, v->d, n.out, reduces(v->k) && v->op == DTR_AVG)
+                     : n.out;
     TH_CHECK(bad == n.out, "%s: element %zu is %g, want %g", what, bad,
              th_get(got, v->d, bad, false), th_get(want, v->d, bad, false));
     bool kept = !v->in_place || v->k == SCATTER || v->k == SCATTERV; /* its block is the result */

@@ -12,6 +12,8 @@ extern void *stream;
 bool find_device(void);
 /* Nothing but NCCL may serve them, by DTR_BACKEND. */
 bool nccl_is_alone(void);
+/* As th_differs, but an average that NCCL has made may be a little off. */
+size_t matrix_differs(const void *got, const void *want, dtr_dtype d, size_t count, bool average);
 
 /* A buffer with its guard words on the device, and pinned memory on the way there and back. */
 typedef struct mirror {
