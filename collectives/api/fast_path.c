@@ -17,6 +17,7 @@
 
 enum {
     ENTRIES = 16,             /* per group; a power of two */
+    PLACES = 4,               /* one behind the other in which an entry may be */
     POLLS_ALONE = 64,         /* before other groups must move, where there is no progress thread */
     POLLS_AT_FIRST = 24,      /* without a pause: so long others take to see a slot */
     POLLS_AT_ONCE = 32,       /* fewer take less than it is worth to read the clock again */
@@ -34,6 +35,8 @@ struct dtr__fast_paths {
 
 /* ---- finding ---- */
 
+/* Its first place. Two calls that lie apart by an unlucky distance have the same one in every run.
+ */
 static size_t slot_of(const dtr__request *r) {
     uint64_t h = (uint64_t)(uintptr_t)r->return_address + r->in.count * UINT64_C(0x9e3779b1) +
                  (uint64_t)r->kind;
@@ -104,6 +107,42 @@ static bool same_request(const dtr__fast_path *p, const dtr__request *r) {
            r->tag_word == q->tag_word && r->divisor == q->divisor && same_shape(&r->in, &q->in) &&
            same_shape(&r->out, &q->out) && dtr__call_site_is(&p->call, r->return_address) &&
            fine_pointers(p, r);
+}
+
+static inline dtr__fast_path *place(const dtr_group *g, size_t slot, size_t k) {
+    return &g->calls.fast_paths->of[(slot + k) % ENTRIES];
+}
+
+/* What is known of the call, NULL: nothing. */
+static dtr__fast_path *entry_of(const dtr_group *g, const dtr__request *r, bool message) {
+    const size_t slot = slot_of(r);
+    for (size_t k = 0; k < PLACES && g->calls.fast_paths != NULL; k++) {
+        dtr__fast_path *p = place(g, slot, k);
+        if (message ? same_message(p, r) : same_request(p, r)) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bool same_site(const dtr__call *a, const dtr__call *b) {
+    return a->file == b->file && a->line == b->line && a->return_address == b->return_address;
+}
+
+/* Where a call is to be kept: where it is out of date, else where nothing is, else by turns. */
+static dtr__fast_path *entry_for(const dtr_group *g, const dtr__request *r, const dtr_work *w) {
+    const size_t slot = slot_of(r);
+    dtr__fast_path *empty = NULL;
+    for (size_t k = PLACES; k-- > 0;) {
+        dtr__fast_path *p = place(g, slot, k);
+        if (p->id == 0) {
+            empty = p;
+        } else if (p->async == !w->inline_call && p->asked.kind == r->kind &&
+                   p->asked.in.count == r->in.count && same_site(&p->call, &w->call)) {
+            return p;
+        }
+    }
+    return empty != NULL ? empty : place(g, slot, g->calls.fast_paths->last_id % PLACES);
 }
 
 static inline bool is_open(const dtr_group *g) {
@@ -180,7 +219,7 @@ void dtr__fast_path_learn(dtr_group *g, const dtr__request *r, const dtr_work *w
         }
         g->calls.free_fast_paths = free_all;
     }
-    dtr__fast_path *p = &g->calls.fast_paths->of[slot_of(r)];
+    dtr__fast_path *p = entry_for(g, r, w);
     if (!reserve(g, p, r->kind, rule->arrays) ||
         !w->backend->fast_path_accept(g, w->backend_state, c, &p->moves)) {
         return;
@@ -355,19 +394,15 @@ static uint64_t begin_message(dtr_group *g, dtr__fast_path *p, const dtr__reques
     return p->record.p2p_seq;
 }
 
-static dtr__fast_path *entry_of(const dtr_group *g, const dtr__request *r) {
-    return g->calls.fast_paths != NULL ? &g->calls.fast_paths->of[slot_of(r)] : NULL;
-}
-
 bool dtr__fast_path_call(dtr_group *g, const dtr__request *r, dtr_status *status) {
     uint64_t record = 0;
     bool held = true;
     if (!dtr__progress_lock_try_as(g->engine->progress, DTR__PROGRESS_LOCK_NUMBERING)) {
         return false;
     }
-    dtr__fast_path *p = entry_of(g, r);
+    dtr__fast_path *p = entry_of(g, r, false);
     const bool own_op = dtr__op_is_user(r->op);
-    if (p == NULL || !same_request(p, r) || !is_idle(g) || dtr__in_callback(g->world) ||
+    if (p == NULL || !is_idle(g) || dtr__in_callback(g->world) ||
         (p->arrays && !same_arrays(g, p, r)) || (own_op && !dtr__user_op_take(r->op))) {
         dtr__progress_lock_release(g->engine->progress);
         return false;
@@ -484,8 +519,8 @@ bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
         !dtr__progress_lock_try_as(g->engine->progress, DTR__PROGRESS_LOCK_NUMBERING)) {
         return false;
     }
-    dtr__fast_path *p = entry_of(g, r);
-    dtr_work *w = p != NULL && same_message(p, r) && all_have_begun(g) ? take_work(g, p) : NULL;
+    dtr__fast_path *p = entry_of(g, r, true);
+    dtr_work *w = p != NULL && all_have_begun(g) ? take_work(g, p) : NULL;
     if (w == NULL) {
         dtr__progress_lock_release(g->engine->progress);
         return false;
