@@ -60,6 +60,9 @@ foreach(test backend failures rules ends pairs detail)
   dtr_add_mpi_run(double_nccl_${test}_threads TARGET test_double_nccl_${test} NPROCS 2 LABELS double TIMEOUT 300
     ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_BLOCKING=0)
 endforeach()
+# A split that leaves a rank out, whose handle NCCL writes late.
+dtr_add_mpi_run(double_nccl_rules_threads TARGET test_double_nccl_rules NPROCS 3 LABELS double TIMEOUT 300
+  ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} DTR_NCCL_BLOCKING=0)
 # A context for each rank, on its own device.
 dtr_add_double_mpi_test(double_contexts NPROCS 4 SOURCES contexts.c LIBS fake_cudart
   ENVIRONMENT DTR_FAKE_CUDA_NDEV=4 DTR_FAKE_CUDA_UUID=one)
