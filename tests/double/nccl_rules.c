@@ -299,14 +299,24 @@ START_TEST(D23_settings_of_a_group) {
 }
 END_TEST
 
-/* reliability:T15: the stream on which NCCL runs. */
+/* reliability:T15, D23: the stream on which NCCL runs, and that of a group that asks for the other
+ * priority. */
 START_TEST(T15_priority_of_the_stream) {
     for (int high = 0; high < 2; high++) {
+        dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+        dtr_group *g = NULL;
         dtr_world *w = TH_WORLD_WITH(NULL, "DTR_STREAM_PRIORITY", high ? "high" : "normal");
         dtr_fake_cuda_log_start();
         allreduce_good(dtr_world_group(w));
         TH_CHECK(calls("priority=-5") == high && calls("priority=0") == 1 - high, "%s",
                  dtr_fake_cuda_log_text());
+        o.nccl_stream_priority = high ? -1 : 1;
+        TH_IS(dtr_group_create(w, NULL, th_size(), &o, &g), DTR_OK);
+        dtr_fake_cuda_log_start();
+        allreduce_good(g);
+        TH_CHECK(calls("priority=-5") == 1 - high && calls("priority=0") == high, "%s",
+                 dtr_fake_cuda_log_text());
+        TH_IS(dtr_group_destroy(g), DTR_OK);
         TH_IS(dtr_world_destroy(w), DTR_OK);
         TH_AGREE();
     }
