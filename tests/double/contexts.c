@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "fake_cuda.h"
 #include "harness.h"
 #include "recorder/recording.h"
+#include "settings.h"
 
 enum { GPUS = 4, N = 700 };
 
@@ -88,9 +90,27 @@ static void in_a_thread(void *(*fn)(void *), void *arg) {
     }
 }
 
+/* Lines of the log at level info that begin with the device and its versions. */
+static void count_versions(void *arg, int level, const char *line) {
+    char want[64];
+    snprintf(want, sizeof want, "cuda:%d ", own().index);
+    const char *at = strstr(line, want);
+    *(int *)arg += level == DTR_LOG_INFO && at != NULL &&
+                   strstr(at, ", capability 9.0, driver ") != NULL && strstr(at, ", CUDA ") != NULL;
+}
+
 /* Device and versions begin every report: in the recording, which is read when it is too late to
- * ask. */
+ * ask, and once in the log. */
 START_TEST(versions_are_recorded) {
+    dtr_world_options o = DTR_WORLD_OPTIONS_INIT;
+    int lines = 0;
+    o.log_fn = count_versions;
+    o.log_arg = &lines;
+    for (int info = 0; info < 2; info++) {
+        dtr_world *w = TH_WORLD_WITH(&o, "DTR_LOG", info ? "info" : "warn");
+        TH_CHECK(lines == info, "%d lines of versions", lines);
+        TH_IS(dtr_world_destroy(w), DTR_OK);
+    }
     const char *text = strstr(dtr__recorder_header(th_world())->settings, "GPU=cuda:"), *end;
     char want[64];
     snprintf(want, sizeof want, "GPU=cuda:%d ", own().index);
