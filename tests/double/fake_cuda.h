@@ -86,6 +86,9 @@ DTR_FAKE_API int dtr_fake_cuda_disturbed(void);
  * C. -1: there is none of that name. */
 DTR_FAKE_API int dtr_fake_cuda_run(const char *name, const void *argument, unsigned blocks,
                                    unsigned threads, int ptx);
+/* The name of a kernel, by number, that DTR_FAKE_CUDA_PTX has, and how often its PTX ran; NULL:
+ * there are no more, or the variable is not set. */
+DTR_FAKE_API const char *dtr_fake_cuda_ptx_ran(unsigned number, unsigned *times);
 /* Asynchronous copies with pageable memory so far: each makes the host wait. */
 DTR_FAKE_API size_t dtr_fake_cuda_hidden_syncs(void);
 

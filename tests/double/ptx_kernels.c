@@ -555,6 +555,19 @@ static void run_steps(void) {
     STEP(most, f32) STEP(most, f64) STEP(few, f16) STEP(few, bf16) STEP(few, f32) STEP(few, f64)
 }
 
+/* Kernels of the PTX that nothing here has run. */
+static unsigned never_run(void) {
+    unsigned n = 0, times = 0;
+    const char *name;
+    for (unsigned k = 0; (name = dtr_fake_cuda_ptx_ran(k, &times)) != NULL; k++) {
+        if (times == 0) {
+            printf("%s was never run\n", name);
+            n++;
+        }
+    }
+    return n;
+}
+
 int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     run_rows();
@@ -563,5 +576,5 @@ int main(int argc, char **argv) {
     run_all_strided();
     run_steps();
     printf("%u runs of kernels, %u differ between their PTX and their bodies\n", runs, failures);
-    return runs == 0 || failures > 0;
+    return runs == 0 || failures > 0 || (only == NULL && never_run() > 0);
 }

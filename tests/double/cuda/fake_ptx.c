@@ -6,24 +6,31 @@
 #include "fake.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fake_shadow.h"
 
-enum { WARP = 32, SHARED = 48 * 1024, THREADS = 1024 };
+enum { WARP = 32, SHARED = 48 * 1024, THREADS = 1024, KERNELS = 512 };
 
 /* ---- the library ---- */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const ptx_kernel *all; /* constant after `once`; an empty name ends it */
+static _Atomic unsigned ran[KERNELS];
 
 static void open_library(void) {
     void *library = dlopen(fake_set()->ptx, RTLD_NOW | RTLD_LOCAL);
     all = library != NULL ? dlsym(library, "ptx_kernels") : NULL;
     if (all == NULL) {
         fake_die("DTR_FAKE_CUDA_PTX: %s", dlerror());
+    }
+    for (size_t n = 0; all[n].name != NULL; n++) {
+        if (n == KERNELS - 1) {
+            fake_die("%s: more than %d kernels", fake_set()->ptx, KERNELS - 1);
+        }
     }
 }
 
@@ -38,6 +45,20 @@ const ptx_kernel *fake_ptx_named(const char *name) {
         }
     }
     fake_die("%s has no kernel %s", fake_set()->ptx, name);
+}
+
+API const char *dtr_fake_cuda_ptx_ran(unsigned number, unsigned *times) {
+    if (fake_set()->ptx[0] == '\0') {
+        return NULL;
+    }
+    pthread_once(&once, open_library);
+    for (unsigned k = 0; k < number; k++) {
+        if (all[k].name == NULL) {
+            return NULL;
+        }
+    }
+    *times = atomic_load(&ran[number]);
+    return all[number].name;
 }
 
 static void die(const ptx_thread *t, const char *what, const char *why) {
@@ -151,6 +172,7 @@ void fake_ptx_run(const ptx_kernel *k, const void *argument, unsigned blocks, un
         fake_die("%s: %u threads of a block, %u bytes of shared memory", k->name, threads,
                  k->shared);
     }
+    atomic_fetch_add(&ran[k - all], 1);
     b->launch = (ptx_launch){ .kernel = k,
                               .argument = argument,
                               .blocks = blocks,
