@@ -1,4 +1,6 @@
-/* What the stand-in for the CUDA runtime adds to make mistakes visible: DB2, DB3, DB4, DB6, DB7. */
+/* What the stand-in for the CUDA runtime adds to make mistakes visible: DB2, DB3, DB4, DB6, DB7,
+ * and contexts (GP3). */
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/device_kernels.h"
 #include "fake_cuda.h"
 #include "unit.h"
 
@@ -326,9 +329,162 @@ START_TEST(DB7_the_nth_call_fails) {
 }
 END_TEST
 
+/* ---- contexts ---- */
+
+static void on_host(void) {
+    void *p = NULL;
+    (void)cudaHostAlloc(&p, 1, 0);
+}
+
+static void on_the_device(void) {
+    void *p = NULL;
+    (void)cudaMalloc(&p, 1);
+}
+
+static void a_stream(void) {
+    cudaStream_t made;
+    (void)cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+}
+
+static void an_event(void) {
+    cudaEvent_t made;
+    (void)cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+}
+
+static void free_nothing(void) {
+    (void)cudaFree(NULL);
+}
+
+static void only_asks(void) {
+    struct cudaPointerAttributes a;
+    struct cudaDeviceProp facts;
+    int n = 0;
+    (void)cudaGetDeviceCount(&n);
+    (void)cudaGetDevice(&n);
+    (void)cudaGetDeviceProperties(&facts, 0);
+    (void)cudaPointerGetAttributes(&a, &n);
+}
+
+/* A call, and the device whose context it alone is to make: -1: none. */
+typedef struct first_call {
+    void (*act)(void);
+    int chosen, makes;
+} first_call;
+
+/* In a process of its own, in which nothing was called before. */
+static void call_first(void *arg) {
+    const first_call *c = arg;
+    const bool before = dtr_fake_cuda_context(0) || dtr_fake_cuda_context(1);
+    if (c->chosen >= 0) {
+        (void)cudaSetDevice(c->chosen);
+    }
+    c->act();
+    bool good = !before;
+    for (int d = 0; d < 2; d++) {
+        good = good && dtr_fake_cuda_context(d) == (d == c->makes);
+    }
+    _exit(good ? 0 : 1);
+}
+
+/* Who has not chosen a device makes the context of the first, with calls for the host's memory too.
+ */
+START_TEST(GP3_contexts_that_nobody_asked_for) {
+    static void (*const makers[])(void) = { on_host, on_the_device, a_stream, an_event,
+                                            free_nothing };
+    set("DTR_FAKE_CUDA_NDEV", "2");
+    for (size_t i = 0; i < sizeof makers / sizeof makers[0]; i++) {
+        first_call lazy = { makers[i], -1, 0 }, chosen = { makers[i], 1, 1 };
+        ck_assert_msg(!dies(call_first, &lazy), "call %zu without a choice", i);
+        ck_assert_msg(!dies(call_first, &chosen), "call %zu with a choice", i);
+    }
+    first_call asks = { only_asks, -1, -1 };
+    ck_assert(!dies(call_first, &asks));
+    set("DTR_FAKE_CUDA_NDEV", NULL);
+}
+END_TEST
+
+/* ---- kernels ---- */
+
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name,
+                            int threads, void *tid, void *bid, void *block, void *grid, int *warp);
+
+/* Fills nothing. */
+static cudaError_t launch(const void *kernel, cudaStream_t stream) {
+    dtr__kernel_args none = { .n = 0 };
+    void *args[] = { &none };
+    const dim3 one = { 1, 1, 1 };
+    return cudaLaunchKernel(kernel, one, one, args, 0, stream);
+}
+
+static char no_code_for; /* the address stands for a kernel, as nvcc's objects have it */
+
+START_TEST(DB6_a_device_without_code) {
+    struct cudaFuncAttributes a;
+    cudaStream_t s = stream_new();
+    __cudaRegisterFunction(NULL, &no_code_for, NULL, "dtr_kernel_fill", -1, NULL, NULL, NULL, NULL,
+                           NULL);
+    set("DTR_FAKE_CUDA_CAPABILITY", "61");
+    ck_assert_int_eq(cudaFuncGetAttributes(&a, &no_code_for), cudaErrorNoKernelImageForDevice);
+    ck_assert_int_eq(launch(&no_code_for, s), cudaErrorNoKernelImageForDevice);
+    set("DTR_FAKE_CUDA_CAPABILITY", "75");
+    ck_assert_int_eq(cudaFuncGetAttributes(&a, &no_code_for), cudaSuccess);
+    ck_assert_int_eq(launch(&no_code_for, s), cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+    set("DTR_FAKE_CUDA_CAPABILITY", NULL);
+    ck_assert_int_eq(cudaStreamDestroy(s), cudaSuccess);
+    (void)cudaGetLastError();
+}
+END_TEST
+
+static char loaded_late;
+static int released; /* atomic */
+
+/* Once the kernel is being loaded, lets go what the device has to do before, after a time in which
+ * a launch that waits for nothing would have returned. */
+static void *release(void *event) {
+    while (dtr_fake_cuda_log_count("loads-kernel") == 0) {
+        (void)usleep(200);
+    }
+    (void)usleep(50000);
+    note(&released);
+    (void)dtr_fake_cuda_hold(event, 0);
+    return NULL;
+}
+
+/* A kernel's first launch loads it and waits for all that the device does, in other streams too;
+ * later ones do not. */
+START_TEST(DB3_a_first_launch_waits) {
+    cudaStream_t busy = stream_new(), s = stream_new();
+    cudaEvent_t e = event_new();
+    pthread_t thread;
+    __cudaRegisterFunction(NULL, &loaded_late, NULL, "dtr_kernel_fill", -1, NULL, NULL, NULL, NULL,
+                           NULL);
+    ck_assert_int_eq(dtr_fake_cuda_hold(e, 1), 0);
+    ck_assert_int_eq(cudaEventRecord(e, busy), cudaSuccess);
+    dtr_fake_cuda_log_start();
+    ck_assert_int_eq(pthread_create(&thread, NULL, release, e), 0);
+    ck_assert_int_eq(launch(&loaded_late, s), cudaSuccess);
+    ck_assert_int_eq(seen(&released), 1);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_int_eq(dtr_fake_cuda_hold(e, 1), 0);
+    ck_assert_int_eq(cudaEventRecord(e, busy), cudaSuccess);
+    ck_assert_int_eq(launch(&loaded_late, s), cudaSuccess);
+    ck_assert_int_eq(dtr_fake_cuda_log_count("loads-kernel dtr_kernel_fill device=0"), 1);
+    ck_assert_int_eq(cudaStreamQuery(busy), cudaErrorNotReady);
+    ck_assert_int_eq(dtr_fake_cuda_hold(e, 0), 0);
+    ck_assert_int_eq(cudaStreamSynchronize(busy), cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+    ck_assert_int_eq(cudaStreamDestroy(busy), cudaSuccess);
+    ck_assert_int_eq(cudaStreamDestroy(s), cudaSuccess);
+    ck_assert_int_eq(cudaEventDestroy(e), cudaSuccess);
+    (void)cudaGetLastError();
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("double");
     tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, GP3_contexts_that_nobody_asked_for); /* first, before there is one */
     tcase_add_test(tc, DB2_the_host_cannot_touch_device_memory);
     tcase_add_test(tc, DB2_fresh_memory_is_nan);
     tcase_add_test(tc, DB2_ranges_outside_a_block_are_refused);
@@ -342,6 +498,8 @@ static void make(Suite *s) {
     tcase_add_test(tc, DB6_devices_and_identities);
     tcase_add_test(tc, DB6_memory_is_limited);
     tcase_add_test(tc, DB7_the_nth_call_fails);
+    tcase_add_test(tc, DB6_a_device_without_code);
+    tcase_add_test(tc, DB3_a_first_launch_waits);
     suite_add_tcase(s, tc);
 }
 

@@ -15,6 +15,9 @@ target_include_directories(fake_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
 add_dependencies(stand_ins fake_nccl)
 dtr_add_double_mpi_test(double_nccl NPROCS 1 2 4 SOURCES nccl_raw.c LIBS fake_nccl fake_cudart)
 target_include_directories(test_double_nccl SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
+# Mistakes that it is to notice.
+dtr_add_double_mpi_test(double_nccl_strict NPROCS 1 2 SOURCES nccl_strict.c LIBS fake_nccl fake_cudart)
+target_include_directories(test_double_nccl_strict SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
 
 dtr_add_double_mpi_test(double_nccl_handle NPROCS 1 2 4 SOURCES nccl_handle.c LIBS fake_nccl fake_cudart)
 target_include_directories(test_double_nccl_handle SYSTEM PRIVATE ${DTR_NCCL_INCLUDE})
