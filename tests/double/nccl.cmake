@@ -164,6 +164,7 @@ endforeach()
 dtr_add_double_mpi_test(double_ddp_optim NPROCS 1 2 SOURCES ddp_optim.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_optim_stage TARGET test_double_ddp_optim NPROCS 2 4 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1)
+dtr_add_double_mpi_test(double_ddp_zero NPROCS 2 3 SOURCES ddp_zero.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_double_mpi_test(double_ddp_power NPROCS 2 3 SOURCES ddp_power.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_DELAY_US=30)
 dtr_add_mpi_run(double_ddp_power_stage TARGET test_double_ddp_power NPROCS 2 LABELS double TIMEOUT 300
   ENVIRONMENT ${DTR_DOUBLE_ENVIRONMENT} ${stage} DTR_TEST_STAGE=1)
