@@ -13,6 +13,7 @@
 #define DTR__TOUCH(p) (p)
 #define DTR__UNROLL_1 _Pragma("unroll 1")
 #define DTR__UNROLL_4 _Pragma("unroll 4")
+#define DTR__UNROLL_ALL _Pragma("unroll")
 typedef uint4 dtr__words;
 DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
     (void)atomicMin((unsigned long long *)at, (unsigned long long)v);
@@ -23,6 +24,7 @@ DTR__BODY void dtr__keep_least(uint64_t *at, uint64_t v) {
 #define DTR__TOUCH(p) fake_touch(p)
 #define DTR__UNROLL_1
 #define DTR__UNROLL_4
+#define DTR__UNROLL_ALL
 typedef struct dtr__words {
     uint32_t x, y, z, w;
 } dtr__words;
@@ -39,6 +41,7 @@ typedef uint16_t dtr__cell_f16;
 typedef uint16_t dtr__cell_bf16;
 typedef float dtr__cell_f32;
 typedef double dtr__cell_f64;
+typedef dtr__words dtr__cell_words;
 
 /* ---- one element to and from the type of computation ---- */
 
@@ -68,6 +71,9 @@ DTR__BODY float dtr__put_f32(double v) {
 DTR__BODY double dtr__put_f64(double v) {
     return v;
 }
+DTR__BODY dtr__words dtr__put_words(dtr__words v) {
+    return v;
+}
 
 /* ---- groups ---- */
 
@@ -93,6 +99,67 @@ DTR__BODY double dtr__put_f64(double v) {
 #define DTR__DEFINE_GROUP_OF(t, c) DTR__DEFINE_GROUP(t)
 DTR__KERNEL_TYPES(DTR__DEFINE_GROUP_OF)
 
+/* ---- element by element ---- */
+
+/* dtr__map_NAME: y[i] = value, which is made of v = x[i], alpha and, where it `reads`, w = y[i]; x
+ * may be y. The first `whole` elements go by units, 16 bytes of the wider type: threads beside each
+ * other take units beside each other, so that a warp moves whole sectors. A thread loads two units
+ * before it stores, as many as 32 registers hold, with which a multiprocessor runs all the threads
+ * that it can have; of 16-bit types one. The other elements go one by one. */
+#define DTR__DEFINE_UNIT(name, t, each) \
+    typedef struct name {               \
+        dtr__cell_##t cell[each];       \
+    } __attribute__((aligned(each * sizeof(dtr__cell_##t)))) name;
+#define DTR__MAP_UNITS(name, n, reads)                                               \
+    for (; u + (n - 1) * threads < units; u += n * threads) {                        \
+        dtr__from_##name v[n];                                                       \
+        dtr__to_##name w[n] = { 0 };                                                 \
+        DTR__UNROLL_ALL                                                              \
+        for (unsigned k = 0; k < n; k++) {                                           \
+            v[k] = ((const dtr__from_##name *)x)[u + k * threads];                   \
+            if (reads) {                                                             \
+                w[k] = ((const dtr__to_##name *)y)[u + k * threads];                 \
+            }                                                                        \
+        }                                                                            \
+        DTR__UNROLL_ALL                                                              \
+        for (unsigned k = 0; k < n; k++) {                                           \
+            DTR__UNROLL_ALL                                                          \
+            for (unsigned i = 0; i < EACH; i++) {                                    \
+                w[k].cell[i] = dtr__value_##name(v[k].cell[i], w[k].cell[i], alpha); \
+            }                                                                        \
+            ((dtr__to_##name *)y)[u + k * threads] = w[k];                           \
+        }                                                                            \
+    }
+#define DTR__DEFINE_MAP(name, to, from, c, reads, value)                                         \
+    enum {                                                                                       \
+        DTR__EACH_##name =                                                                       \
+            16 / (sizeof(dtr__cell_##to) > sizeof(dtr__cell_##from) ? sizeof(dtr__cell_##to)     \
+                                                                    : sizeof(dtr__cell_##from))  \
+    };                                                                                           \
+    DTR__DEFINE_UNIT(dtr__to_##name, to, DTR__EACH_##name)                                       \
+    DTR__DEFINE_UNIT(dtr__from_##name, from, DTR__EACH_##name)                                   \
+    DTR__BODY dtr__cell_##to dtr__value_##name(dtr__cell_##from v, dtr__cell_##to w, c alpha) {  \
+        (void)w, (void)alpha;                                                                    \
+        return dtr__put_##to(value);                                                             \
+    }                                                                                            \
+    DTR__BODY void dtr__map_##name(dtr__cell_##to *y, const dtr__cell_##from *x, c alpha,        \
+                                   uint64_t whole, uint64_t n, uint64_t tid, uint64_t threads) { \
+        enum { EACH = DTR__EACH_##name, AHEAD = EACH < 8 ? 2 : 1 };                              \
+        const uint64_t units = whole / EACH;                                                     \
+        uint64_t u = tid;                                                                        \
+        if (AHEAD > 1) {                                                                         \
+            DTR__UNROLL_1                                                                        \
+            DTR__MAP_UNITS(name, AHEAD, reads)                                                   \
+        }                                                                                        \
+        DTR__UNROLL_1                                                                            \
+        DTR__MAP_UNITS(name, 1, reads)                                                           \
+        DTR__UNROLL_1                                                                            \
+        for (uint64_t i = EACH * units + tid; i < n; i += threads) {                             \
+            const dtr__cell_##to none = { 0 };                                                   \
+            y[i] = dtr__value_##name(x[i], reads ? y[i] : none, alpha);                          \
+        }                                                                                        \
+    }
+
 /* ---- bodies ---- */
 
 DTR__BODY void dtr__body_fill(const dtr__kernel_args *a, uint64_t tid, uint64_t threads) {
@@ -114,85 +181,49 @@ DTR__BODY void dtr__body_fill(const dtr__kernel_args *a, uint64_t tid, uint64_t 
     }
 }
 
-#define DTR__DEFINE_BODIES(t, c)                                                                   \
-    DTR__BODY void dtr__body_scale_##t(const dtr__kernel_args *a, uint64_t tid,                    \
-                                       uint64_t threads) {                                         \
-        dtr__cell_##t *y = (dtr__cell_##t *)DTR__TOUCH(a->y);                                      \
-        const c alpha = (c)a->alpha;                                                               \
-        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
-            dtr__group_##t v = dtr__load_##t(y, g);                                                \
-            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
-                v.cell[i] = dtr__put_##t(dtr__get_##t(v.cell[i]) * alpha);                         \
-            }                                                                                      \
-            dtr__store_##t(y, g, &v);                                                              \
-        }                                                                                          \
-        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
-            y[i] = dtr__put_##t(dtr__get_##t(y[i]) * alpha);                                       \
-        }                                                                                          \
-    }                                                                                              \
-    DTR__BODY void dtr__body_axpy_##t(const dtr__kernel_args *a, uint64_t tid, uint64_t threads) { \
-        dtr__cell_##t *y = (dtr__cell_##t *)DTR__TOUCH(a->y);                                      \
-        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
-        const c alpha = (c)a->alpha;                                                               \
-        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
-            dtr__group_##t v = dtr__load_##t(y, g), w = dtr__load_##t(x, g);                       \
-            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
-                v.cell[i] =                                                                        \
-                    dtr__put_##t(dtr__get_##t(v.cell[i]) + alpha * dtr__get_##t(w.cell[i]));       \
-            }                                                                                      \
-            dtr__store_##t(y, g, &v);                                                              \
-        }                                                                                          \
-        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
-            y[i] = dtr__put_##t(dtr__get_##t(y[i]) + alpha * dtr__get_##t(x[i]));                  \
-        }                                                                                          \
-    }                                                                                              \
-    DTR__BODY void dtr__body_squares_##t(const dtr__kernel_args *a, uint64_t tid,                  \
-                                         uint64_t threads) {                                       \
-        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
-        double sum = 0;                                                                            \
-        for (uint64_t g = tid; g < a->groups; g += threads) {                                      \
-            dtr__group_##t v = dtr__load_##t(x, g);                                                \
-            for (int i = 0; i < DTR__GROUP; i++) {                                                 \
-                const double d = (double)dtr__get_##t(v.cell[i]) * a->alpha;                       \
-                sum += d * d;                                                                      \
-            }                                                                                      \
-        }                                                                                          \
-        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {                  \
-            const double d = (double)dtr__get_##t(x[i]) * a->alpha;                                \
-            sum += d * d;                                                                          \
-        }                                                                                          \
-        ((double *)DTR__TOUCH(a->y))[tid] = sum;                                                   \
-    }                                                                                              \
-    DTR__BODY void dtr__body_largest_##t(const dtr__kernel_args *a, uint64_t tid,                  \
-                                         uint64_t threads) {                                       \
-        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                          \
-        double most = 0;                                                                           \
-        for (uint64_t i = tid; i < a->n; i += threads) {                                           \
-            const double d = fabs((double)dtr__get_##t(x[i]));                                     \
-            most = d > most || d != d ? d : most; /* a NaN stays */                                \
-        }                                                                                          \
-        ((double *)DTR__TOUCH(a->y))[tid] = most;                                                  \
+/* The body of a kernel that takes all elements of two tensors, or of one. */
+#define DTR__DEFINE_MAP_BODY(name, to, from, c, source, reads, value)                            \
+    DTR__DEFINE_MAP(name, to, from, c, reads, value)                                             \
+    DTR__BODY void dtr__body_##name(const dtr__kernel_args *a, uint64_t tid, uint64_t threads) { \
+        dtr__map_##name((dtr__cell_##to *)DTR__TOUCH(a->y),                                      \
+                        (const dtr__cell_##from *)DTR__TOUCH(a->source), (c)a->alpha,            \
+                        DTR__GROUP * a->groups, a->n, tid, threads);                             \
+    }
+#define DTR__DEFINE_CAST(to, from) \
+    DTR__DEFINE_MAP_BODY(to##_from_##from, to, from, double, x, false, dtr__get_##from(v))
+DTR__KERNEL_CASTS(DTR__DEFINE_CAST)
+
+#define DTR__DEFINE_BODIES(t, c)                                                                \
+    DTR__DEFINE_MAP_BODY(scale_##t, t, t, c, y, false, dtr__get_##t(v) * alpha)                 \
+    DTR__DEFINE_MAP_BODY(axpy_##t, t, t, c, x, true, dtr__get_##t(w) + alpha * dtr__get_##t(v)) \
+    DTR__BODY void dtr__body_squares_##t(const dtr__kernel_args *a, uint64_t tid,               \
+                                         uint64_t threads) {                                    \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                       \
+        double sum = 0;                                                                         \
+        for (uint64_t g = tid; g < a->groups; g += threads) {                                   \
+            dtr__group_##t v = dtr__load_##t(x, g);                                             \
+            for (int i = 0; i < DTR__GROUP; i++) {                                              \
+                const double d = (double)dtr__get_##t(v.cell[i]) * a->alpha;                    \
+                sum += d * d;                                                                   \
+            }                                                                                   \
+        }                                                                                       \
+        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {               \
+            const double d = (double)dtr__get_##t(x[i]) * a->alpha;                             \
+            sum += d * d;                                                                       \
+        }                                                                                       \
+        ((double *)DTR__TOUCH(a->y))[tid] = sum;                                                \
+    }                                                                                           \
+    DTR__BODY void dtr__body_largest_##t(const dtr__kernel_args *a, uint64_t tid,               \
+                                         uint64_t threads) {                                    \
+        const dtr__cell_##t *x = (const dtr__cell_##t *)DTR__TOUCH(a->x);                       \
+        double most = 0;                                                                        \
+        for (uint64_t i = tid; i < a->n; i += threads) {                                        \
+            const double d = fabs((double)dtr__get_##t(x[i]));                                  \
+            most = d > most || d != d ? d : most; /* a NaN stays */                             \
+        }                                                                                       \
+        ((double *)DTR__TOUCH(a->y))[tid] = most;                                               \
     }
 DTR__KERNEL_TYPES(DTR__DEFINE_BODIES)
-
-#define DTR__DEFINE_CAST(to, from)                                                       \
-    DTR__BODY void dtr__body_##to##_from_##from(const dtr__kernel_args *a, uint64_t tid, \
-                                                uint64_t threads) {                      \
-        dtr__cell_##to *y = (dtr__cell_##to *)DTR__TOUCH(a->y);                          \
-        const dtr__cell_##from *x = (const dtr__cell_##from *)DTR__TOUCH(a->x);          \
-        for (uint64_t g = tid; g < a->groups; g += threads) {                            \
-            dtr__group_##from v = dtr__load_##from(x, g);                                \
-            dtr__group_##to w;                                                           \
-            for (int i = 0; i < DTR__GROUP; i++) {                                       \
-                w.cell[i] = dtr__put_##to(dtr__get_##from(v.cell[i]));                   \
-            }                                                                            \
-            dtr__store_##to(y, g, &w);                                                   \
-        }                                                                                \
-        for (uint64_t i = DTR__GROUP * a->groups + tid; i < a->n; i += threads) {        \
-            y[i] = dtr__put_##to(dtr__get_##from(x[i]));                                 \
-        }                                                                                \
-    }
-DTR__KERNEL_CASTS(DTR__DEFINE_CAST)
 
 /* ---- whole numbers, and bits ---- */
 
@@ -414,41 +445,27 @@ DTR__BODY dtr__part dtr__part_of(unsigned n, const dtr__stretch *s, unsigned c, 
     return p;
 }
 
+DTR__DEFINE_MAP(words, words, words, double, false, v)
 DTR__BODY void dtr__part_bytes(const dtr__part *p, double alpha, unsigned lane) {
     unsigned char *y = (unsigned char *)DTR__TOUCH(p->of->to) + p->at;
     const unsigned char *x = (const unsigned char *)DTR__TOUCH(p->of->from) + p->at;
     const unsigned words = p->aligned ? p->count / 16 : 0;
-    (void)alpha;
-    DTR__UNROLL_4
-    for (uint64_t i = lane; i < words; i += DTR__KERNEL_THREADS) {
-        ((dtr__words *)y)[i] = ((const dtr__words *)x)[i];
-    }
+    dtr__map_words((dtr__words *)y, (const dtr__words *)x, alpha, words, words, lane,
+                   DTR__KERNEL_THREADS);
     DTR__UNROLL_1
     for (unsigned i = 16 * words + lane; i < p->count; i += DTR__KERNEL_THREADS) {
         y[i] = x[i];
     }
 }
 
-#define DTR__DEFINE_PART(to_, from_, c)                                                          \
-    DTR__BODY void dtr__part_##to_##_from_##from_(const dtr__part *p, double alpha_,             \
-                                                  unsigned lane) {                               \
-        const c alpha = (c)alpha_;                                                               \
-        dtr__cell_##to_ *y = (dtr__cell_##to_ *)DTR__TOUCH(p->of->to) + p->at;                   \
-        const dtr__cell_##from_ *x = (const dtr__cell_##from_ *)DTR__TOUCH(p->of->from) + p->at; \
-        const unsigned groups = p->aligned ? p->count / DTR__GROUP : 0;                          \
-        DTR__UNROLL_1                                                                            \
-        for (unsigned g = lane; g < groups; g += DTR__KERNEL_THREADS) {                          \
-            dtr__group_##from_ v = dtr__load_##from_(x, g);                                      \
-            dtr__group_##to_ w;                                                                  \
-            for (int i = 0; i < DTR__GROUP; i++) {                                               \
-                w.cell[i] = dtr__put_##to_(dtr__get_##from_(v.cell[i]) * alpha);                 \
-            }                                                                                    \
-            dtr__store_##to_(y, g, &w);                                                          \
-        }                                                                                        \
-        DTR__UNROLL_1                                                                            \
-        for (unsigned i = DTR__GROUP * groups + lane; i < p->count; i += DTR__KERNEL_THREADS) {  \
-            y[i] = dtr__put_##to_(dtr__get_##from_(x[i]) * alpha);                               \
-        }                                                                                        \
+#define DTR__DEFINE_PART(to_, from_, c)                                                           \
+    DTR__DEFINE_MAP(part_##to_##_from_##from_, to_, from_, c, false, dtr__get_##from_(v) * alpha) \
+    DTR__BODY void dtr__part_##to_##_from_##from_(const dtr__part *p, double alpha,               \
+                                                  unsigned lane) {                                \
+        dtr__map_part_##to_##_from_##from_(                                                       \
+            (dtr__cell_##to_ *)DTR__TOUCH(p->of->to) + p->at,                                     \
+            (const dtr__cell_##from_ *)DTR__TOUCH(p->of->from) + p->at, (c)alpha,                 \
+            p->aligned ? p->count : 0, p->count, lane, DTR__KERNEL_THREADS);                      \
     }
 /* The type of computation is that of the source. */
 #define DTR__DEFINE_PARTS(from_, c) \

@@ -7,6 +7,12 @@ extern "C" __global__ void dtr_kernel_narrow(const dtr__kernel_args a) {
     }
 }
 
+/* Stores 16 bytes at a time, and loads one element. */
+extern "C" __global__ void dtr_kernel_f32_from_bf16(const dtr__kernel_args a) {
+    const uint16_t *x = (const uint16_t *)a.x + 8 * threadIdx.x;
+    ((float4 *)a.y)[threadIdx.x] = make_float4(x[0], x[2], x[4], x[6]);
+}
+
 /* More live values than the registers of so many threads can hold. */
 extern "C" __global__ void __launch_bounds__(1024, 2)
     dtr_kernel_spilling(const dtr__kernel_args a) {

@@ -1,4 +1,5 @@
 """What every kernel of the library must be like, whether its PTX is looked at or the machine's code."""
+import re
 import subprocess
 import sys
 
@@ -16,13 +17,21 @@ def output(command, **more):
     return run.stdout, run.stderr
 
 
-def widths(kernels, wide, where):
-    """What is wrong with {name: text}; wide: the patterns of a load and a store of 16 bytes."""
+def needed(name):
+    """Bytes that a kernel's loads and stores have: a conversion moves as many elements as are 16 bytes of the wider type."""
+    types = re.match(r"(?:few_|most_)?[a-z]+(\d\d)_from_[a-z]+(\d\d)$", name)
+    store, load = (int(bits) for bits in types.groups()) if types else (1, 1)
+    return 16 * load // max(load, store), 16 * store // max(load, store)
+
+
+def widths(kernels, moved, where):
+    """What is wrong with {name: text}; moved: the bytes of each load ("ld") or store ("st") of device memory in a text."""
     for name, text in sorted(kernels.items()):
-        if not name.startswith(ONE_BY_ONE) and not wide["ld"].search(text):
-            yield "%s has no load of 16 bytes in %s" % (name, where)
-        if not name.startswith(ONCE_PER_THREAD) and not wide["st"].search(text):
-            yield "%s has no store of 16 bytes in %s" % (name, where)
+        load, store = needed(name)
+        if not name.startswith(ONE_BY_ONE) and load not in moved(text, "ld"):
+            yield "%s has no load of %d bytes in %s" % (name, load, where)
+        if not name.startswith(ONCE_PER_THREAD) and store not in moved(text, "st"):
+            yield "%s has no store of %d bytes in %s" % (name, store, where)
 
 
 def not_found(words, said, bad):

@@ -1,6 +1,6 @@
 """Static checks of the kernels, which need nvcc and no GPU: no register is spilled, nothing is kept in local memory, and every
-kernel that moves data reads and writes 16 bytes at a time in PTX; machine_code.py looks at the machine's code. Every .cu of the
-layers is looked at, and a file with a bad kernel of each kind is, to see that it is found.
+kernel that moves data reads and writes 16 bytes at a time in PTX, a conversion those of the wider type; machine_code.py looks at
+the machine's code. Every .cu of the layers is looked at, and a file with a bad kernel of each kind is, to see that it is found.
 
 Usage: kernels.py NVCC TREE BAD.cu
 """
@@ -14,7 +14,11 @@ from kernel_rules import not_found, output, widths
 
 nvcc, tree, bad = sys.argv[1:]
 LAYERS = ("runtime", "collectives", "tensor", "ddp")
-PTX = {kind: re.compile(r"%s\.global(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]64)" % kind) for kind in ("ld", "st")}
+
+
+def moved(text, kind):
+    found = re.findall(r"\b%s\.global(?:\.volatile)?(?:\.v(\d))?\.[a-z](\d+)" % kind, text)
+    return {int(n or 1) * int(bits) // 8 for n, bits in found}
 
 
 def compile_all(source):
@@ -42,7 +46,7 @@ def check(source):
         elif int(frame) and re.match("dtr_kernel_(few|most)_", name):
             problems.append("%s copies its table of stretches to local memory: see nvcc -Xptxas -v" % name)
     kernels = dict(re.findall(r"\.entry dtr_kernel_(\w+)\((.*?)\n}", ptx, re.S))
-    problems += widths(kernels, PTX, "PTX")
+    problems += widths(kernels, moved, "PTX")
     return len(kernels), ["%s: %s" % (os.path.relpath(source, tree), problem) for problem in problems]
 
 
@@ -53,8 +57,8 @@ for path in sorted(sum((glob.glob(os.path.join(tree, layer, "**", "*.cu"), recur
 if found < 60:
     wrong.append("only %d kernels found: is the check broken?" % found)
 said = "\n".join(check(bad)[1])
-wrong += not_found(("narrow has no load", "narrow has no store", "dtr_kernel_spilling spills",
-                    "dtr_kernel_few_copied copies its table"), said, bad)
+wrong += not_found(("narrow has no load", "narrow has no store", "f32_from_bf16 has no load of 8 bytes",
+                    "dtr_kernel_spilling spills", "dtr_kernel_few_copied copies its table"), said, bad)
 if wrong:
     sys.exit("\n".join(wrong))
 print("%d kernels: no spills, accesses of 16 bytes in PTX" % found)
