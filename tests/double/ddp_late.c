@@ -94,6 +94,11 @@ static dtr_status whole(const fixture *f, int side, int missing) {
     return end(f, side);
 }
 
+/* A step in which one rank leaves a parameter out; it alone is told at once. */
+static void step_without(const fixture *f, bool me, int param) {
+    TH_IS(whole(f, DEVICE, me ? param : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+}
+
 static void step_sides(fixture *f) {
     for (int side = 0; side < SIDES; side++) {
         TH_IS(whole(f, side, NOBODY), DTR_OK);
@@ -314,7 +319,7 @@ START_TEST(ER10_step_after_step) {
     step_sides(&f);
     const int last = th_size() - 1;
     const bool me = th_rank() == last;
-    TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+    step_without(&f, me, 1);
     TH_IS(whole(&f, DEVICE, 2), DTR_ERR_STATE); /* on every rank */
     same_text(text_of(last, 1, text, sizeof text));
     TH_IS(whole(&f, DEVICE, th_rank() == 0 ? 3 : NOBODY), DTR_ERR_STATE);
@@ -340,11 +345,11 @@ START_TEST(ER10_the_last_step) {
         open_fixture(&f, o, DTR_F32);
         dtr_ddp *ddp = f.m.ddp[DEVICE];
         step_sides(&f);
-        TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 1);
         TH_IS(dtr_ddp_check_equal(ddp), DTR_ERR_STATE);
         same_text(text_of(bad, 1, text, sizeof text));
         TH_IS(dtr_ddp_check_equal(ddp), DTR_OK);
-        TH_IS(whole(&f, DEVICE, me ? 2 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 2);
         TH_IS(dtr_ddp_set_sync(ddp, false), DTR_OK);
         TH_IS(whole(&f, DEVICE, NOBODY), DTR_OK);
         TH_IS(dtr_ddp_set_sync(ddp, true), DTR_OK);
@@ -353,10 +358,10 @@ START_TEST(ER10_the_last_step) {
         TH_IS(dtr_ddp_set_eval(ddp, false), DTR_OK);
         TH_IS(whole(&f, DEVICE, NOBODY), DTR_ERR_STATE);
         same_text(text_of(bad, 2, text, sizeof text));
-        TH_IS(whole(&f, DEVICE, me ? 3 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 3);
         TH_IS(dtr_ddp_set_group(ddp, th_group()), DTR_OK);
         TH_IS(whole(&f, DEVICE, NOBODY), DTR_OK);
-        TH_IS(whole(&f, DEVICE, me ? 3 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 3);
         close_fixture(&f);
     }
 }
@@ -380,7 +385,7 @@ START_TEST(ER10_all_step) {
     TH_IS(dtr_optim_step(optim), DTR_OK);
     for (int bad = 0; bad < th_size(); bad++) {
         const bool me = th_rank() == bad;
-        TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 1);
         TH_IS(dtr_optim_step(optim), DTR_OK);
         TH_IS(whole(&f, DEVICE, NOBODY), DTR_ERR_STATE);
         same_text(text_of(bad, 1, text, sizeof text));
@@ -451,7 +456,7 @@ START_TEST(ER11_same_step) {
         }
         const bool late = what >= STEPS && th_size() > 1;
         if (late) {
-            TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+            step_without(&f, me, 1);
         }
         add(&f, what);
         if (late) {
@@ -485,7 +490,7 @@ START_TEST(J15_join) {
         open_fixture(&f, o, DTR_F32);
         dtr_ddp *ddp = f.m.ddp[DEVICE];
         step_sides(&f);
-        TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 1);
         TH_IS(dtr_ddp_join_begin(ddp, NULL), DTR_OK);
         for (int k = 0; k < 1 + th_rank(); k++) {
             TH_IS(whole(&f, DEVICE, NOBODY), k == 0 ? DTR_ERR_STATE : DTR_OK);
@@ -494,7 +499,7 @@ START_TEST(J15_join) {
             }
         }
         TH_IS(dtr_ddp_join_end(ddp), DTR_OK);
-        TH_IS(whole(&f, DEVICE, me ? 1 : NOBODY), me ? DTR_ERR_STATE : DTR_OK);
+        step_without(&f, me, 1);
         TH_IS(whole(&f, DEVICE, NOBODY), DTR_ERR_STATE);
         close_fixture(&f);
     }
