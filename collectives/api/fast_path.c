@@ -443,14 +443,24 @@ void dtr__fast_path_learn_message(dtr_group *g, const dtr__request *r, const dtr
     dtr__progress_lock_release(g->engine->progress);
 }
 
-/* One entry says all of a message that is over, if it needs one. */
-static uint64_t note_message(dtr_group *g, dtr__fast_path *p, bool over) {
+/* Notes in the recording that a message has begun, and is over or waits. Returns its record, 0: it
+ * has none. */
+static uint64_t note_message(dtr_group *g, dtr__fast_path *p, bool over, bool *follows) {
     dtr__record *rec = &p->record;
+    dtr__rec_run *run = &g->calls.run;
     const int64_t now = p->call.issued_ns;
     const int64_t limit_ns = atomic_load_explicit(&g->limit_ns, memory_order_relaxed);
     const bool counted = g->world->recording.counters != NULL;
+    *follows = false;
     if (g->world->recording.unrecorded) {
         return 0;
+    }
+    if (dtr__rec_follow_message(g->world, run, p->id, rec->p2p_seq, now, over)) {
+        *follows = !over;
+        return 0;
+    }
+    if (run->waiting != 0) {
+        dtr__works_set_apart(g);
     }
     rec->t_issued = rec->t_started = now;
     rec->deadline = limit_ns > 0 ? now + limit_ns : 0;
@@ -459,11 +469,7 @@ static uint64_t note_message(dtr_group *g, dtr__fast_path *p, bool over) {
     if (rec->state != state) { /* a byte just written would keep its word from being read */
         rec->state = state;
     }
-    if (over && dtr__rec_follow(g->world, &g->calls.run, p->id, rec->p2p_seq, now)) {
-        dtr__rec_follower_ended(&g->calls.run, rec->p2p_seq);
-        return 0;
-    }
-    const uint64_t number = dtr__rec_run_message(g->world, &g->calls.run, p->id, rec);
+    const uint64_t number = dtr__rec_run_message(g->world, run, p->id, rec);
     if (over && counted) {
         dtr__rec_finish(g->world, number, now);
     }
@@ -533,7 +539,7 @@ bool dtr__fast_path_issue(dtr_group *g, const dtr__request *r, dtr_work **work,
     describe(g, p, w, found > 0);
     w->seq = seq;
     w->issue = p->record.op_id;
-    w->report.record = note_message(g, p, found > 0);
+    w->report.record = note_message(g, p, found > 0, &w->report.follows);
     *status = DTR_OK;
     if (found > 0) {
         is_over(w);

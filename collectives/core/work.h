@@ -44,7 +44,8 @@ typedef struct dtr__work_scope {
 
 /* What is told of it. */
 typedef struct dtr__work_report {
-    uint64_t record;  /* flight recorder number */
+    uint64_t record;  /* flight recorder number, 0: none */
+    bool follows;     /* it has none because it follows others; queue_lock once it is listed */
     int64_t ended_ns; /* as call.issued_ns; set before `ended` of works that have a handle, and of
                          those that the group's hook is told of */
     bool wanted;      /* by that hook; queue_lock */

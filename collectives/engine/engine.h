@@ -179,7 +179,11 @@ void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_
 /* State and time in the record, and in those of a batch's entries. */
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status);
 /* Its end, at the time that its report says if it has a handle. */
-void dtr__work_mark_end(const dtr_work *w, dtr_status s);
+void dtr__work_mark_end(dtr_work *w, dtr_status s);
+/* One that follows others in the recording gets a record of its own, so that their run may end, or
+ * its failure be noted; of those of a group all do. queue_lock held once they are listed. */
+void dtr__work_set_apart(dtr_work *w);
+void dtr__works_set_apart(dtr_group *g);
 /* The output's hash into the record, where wanted: the transfer is complete, the last step not. */
 void dtr__work_hash_out(const dtr_work *w);
 uint64_t dtr__work_hash_in(const dtr_group *g, const dtr__call *c);

@@ -1,6 +1,7 @@
 /* What the flight recorder gets of a work. */
 #include <string.h>
 
+#include "core/call_site.h"
 #include "core/team.h"
 #include "engine.h"
 
@@ -78,7 +79,33 @@ void dtr__work_write_record(dtr_work *w, const char *site, unsigned flags) {
     }
 }
 
-void dtr__work_mark_end(const dtr_work *w, dtr_status s) {
+void dtr__work_set_apart(dtr_work *w) {
+    dtr__record r;
+    if (!w->report.follows) {
+        return;
+    }
+    w->report.follows = false;
+    dtr__work_fill_record(w, dtr__call_site_cached(&w->call), DTR__REC_APART, &r);
+    r.state = DTR__REC_STARTED;
+    r.t_started = r.t_issued;
+    w->report.record = dtr__rec_begin(w->world, &r);
+}
+
+void dtr__works_set_apart(dtr_group *g) {
+    pthread_mutex_lock(&g->engine->queue_lock);
+    for (dtr_work *w = g->engine->works.head; w != NULL; w = w->next) {
+        dtr__work_set_apart(w);
+    }
+    pthread_mutex_unlock(&g->engine->queue_lock);
+}
+
+void dtr__work_mark_end(dtr_work *w, dtr_status s) {
+    if (w->report.follows && s == DTR_OK) {
+        w->report.follows = false;
+        dtr__rec_message_came(&w->group->calls.run, w->seq);
+        return;
+    }
+    dtr__work_set_apart(w);
     const bool simple = s == DTR_OK && !w->inline_call && w->call.kind != DTR__K_BATCH;
     if (simple && w->report.record != 0) {
         dtr__rec_finish(w->world, w->report.record, w->report.ended_ns);

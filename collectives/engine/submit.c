@@ -300,6 +300,7 @@ dtr_status dtr__work_go_on(dtr_group *g, dtr_work *w) {
         }
         dtr__progress_lock_release(g->engine->progress);
         const dtr_status s = dtr__group_broken(g);
+        dtr__work_set_apart(w);
         dtr__work_mark(w, DTR__REC_FAILED, s);
         atomic_store_explicit(&w->refs, 1, memory_order_relaxed);
         dtr__work_unref(w);

@@ -117,7 +117,10 @@ static int64_t issued(const dtr_group *g, const dtr_work *w) {
     dtr__recording *r = dtr__peer_look(g->world, g->world->rank);
     int64_t at = 0;
     for (size_t i = 0; r != NULL && i < r->n_records; i++) {
-        at = r->records[i].number == w->report.record ? r->records[i].t_issued : at;
+        const dtr__record *rec = &r->records[i];
+        at = rec->group == g->id && rec->op_id == w->issue && (rec->flags & DTR__REC_MEMBER) == 0
+                 ? rec->t_issued
+                 : at;
     }
     dtr__recording_free(r);
     return at;

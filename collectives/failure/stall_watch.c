@@ -61,7 +61,6 @@ static bool oldest(dtr_group *g, bool collective, dtr_work *like) {
         like->backend = w->backend;
         like->seq = w->seq;
         like->issue = w->issue;
-        like->report.record = w->report.record;
         atomic_init(&like->limit.seconds,
                     atomic_load_explicit(&w->limit.seconds, memory_order_relaxed));
     }

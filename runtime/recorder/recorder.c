@@ -394,6 +394,8 @@ static void begin_run(dtr__rec_run *run, uint32_t turns, uint64_t number, const 
     dtr__rec_followers *words = run->words;
     const uint64_t count = dtr__record_seq(r);
     atomic_store_explicit(&words->turns, turns, memory_order_release);
+    atomic_store_explicit(&words->waiting, 0, memory_order_release);
+    run->waiting = 0;
     atomic_store_explicit(&words->begun, count, memory_order_release);
     atomic_store_explicit(&words->ended, count, memory_order_release);
     atomic_store_explicit(&words->t_begun, r->t_issued, memory_order_release);
@@ -424,6 +426,7 @@ uint64_t dtr__rec_run_begin(dtr_world *world, dtr__rec_run *run, uint64_t sort,
     }
     run->sort[0] = sort;
     begin_run(run, 1, number, r, entries);
+    run->end = (run->first / DTR__REC_RUN_MOST + 1) * DTR__REC_RUN_MOST;
     return number;
 }
 
@@ -460,13 +463,14 @@ uint64_t dtr__rec_run_message(dtr_world *world, dtr__rec_run *run, uint64_t sort
         run->sort[i] = run->recent[(run->n_recent - turns + i) % DTR__REC_RUN_TURNS].sort;
     }
     begin_run(run, turns, now.number, r, 0);
+    run->end = run->first + DTR__REC_RUN_MOST;
     return now.number;
 }
 
 bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
                      int64_t now_ns) {
     const dtr__recorder *r = world->recorder;
-    if (run->sort[run->turn] != sort || run->next != seq || seq % DTR__REC_RUN_MOST == 0 ||
+    if (run->sort[run->turn] != sort || run->next != seq || seq == run->end ||
         now_ns - run->t >= PAUSE_NS || run->thread != own_thread ||
         atomic_load_explicit(&r->last, memory_order_relaxed) != run->last) {
         return false;
@@ -476,6 +480,22 @@ bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, u
     run->t = now_ns;
     atomic_store_explicit(&run->words->t_begun, now_ns, memory_order_relaxed);
     atomic_store_explicit(&run->words->begun, seq, memory_order_release);
+    return true;
+}
+
+bool dtr__rec_follow_message(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
+                             int64_t now_ns, bool over) {
+    /* Where none is under way it is better to end a run than soon after, with records for many. */
+    const bool near_end = seq - run->first >= DTR__REC_RUN_MOST / 4 * 3;
+    if ((!over && near_end && run->waiting == 0) ||
+        !dtr__rec_follow(world, run, sort, seq, now_ns)) {
+        return false;
+    }
+    if (!over) {
+        run->waiting |= UINT64_C(1) << seq % DTR__REC_RUN_MOST;
+        atomic_store_explicit(&run->words->waiting, run->waiting, memory_order_release);
+    }
+    dtr__rec_follower_ended(run, seq);
     return true;
 }
 

@@ -24,7 +24,8 @@ enum {
     DTR__REC_CAPTURED = 4, /* kept in a graph of CUDA: has no end, and its runs no record */
     DTR__REC_BLOCKING = 8,
     DTR__REC_TOGETHER = 32, /* of a batch's entries: they end when its own record says so */
-    DTR__REC_PAIRED = 64    /* of a message: `fingerprint` is its number, equal at its other end */
+    DTR__REC_PAIRED = 64,   /* of a message: `fingerprint` is its number, equal at its other end */
+    DTR__REC_APART = 128 /* of a message that followed others (dtr__rec_follow): instead of that */
 };
 typedef struct dtr__record {
     uint64_t number; /* position since the start of the world, from 1; in the ring 0 before the
@@ -72,9 +73,9 @@ void dtr__rec_finish(dtr_world *world, uint64_t number, int64_t now_ns);
  * each time, nor do the entries of a batch: of those that follow one the recording has the last
  * one's number and time, which are a few words per group. What makes a difference ends the run:
  * another record of any group, another thread, a pause, a call that takes long. So does every
- * DTR__REC_RUN_MOST'th number, so that all ranks have records of the same calls. With metrics there
- * are no runs. Of messages some may come in turn, as a send and a receive: then each follows the
- * one that it is like. */
+ * DTR__REC_RUN_MOST'th number, so that all ranks have records of the same calls; a run of messages
+ * has as many. With metrics there are no runs. Of messages some may come in turn, as a send and a
+ * receive: then each follows the one that it is like. */
 enum {
     DTR__REC_RUN_MOST = 64,
     DTR__REC_RUN_ENTRIES = 8, /* of a batch in a run */
@@ -84,8 +85,9 @@ typedef struct dtr__rec_followers { /* in the recording; one writer, atomic word
     _Atomic uint64_t record;        /* number of the one they follow, 0: none; written last */
     _Atomic uint64_t begun, ended;  /* sequence numbers of the last ones; at first the record's */
     _Atomic int64_t t_begun;
-    _Atomic uint64_t turns; /* records that they follow in turn: `record` and those before it */
-    uint64_t reserved[3];
+    _Atomic uint64_t turns;   /* records that they follow in turn: `record` and those before it */
+    _Atomic uint64_t waiting; /* bit number % 64 of each that is still under way, beside the last */
+    uint64_t reserved[2];
 } dtr__rec_followers;
 /* A message that has a record: its sort, its number, the record's. */
 typedef struct dtr__rec_turn {
@@ -98,6 +100,8 @@ typedef struct dtr__rec_run {
     uint64_t number;                   /* of the record; 0: there is no run */
     uint64_t last;        /* number of its last entry's record, without entries its own */
     uint64_t first, next; /* sequence numbers: the record's, and what may follow */
+    uint64_t end;         /* the first that may not */
+    uint64_t waiting;     /* as in the words */
     int64_t t;            /* of the last call */
     uint32_t thread;
     uint32_t n_recent; /* messages with records so far; the newest of them: */
@@ -116,6 +120,15 @@ bool dtr__rec_follow(const dtr_world *world, dtr__rec_run *run, uint64_t sort, u
                      int64_t now_ns);
 static inline void dtr__rec_follower_ended(const dtr__rec_run *run, uint64_t seq) {
     atomic_store_explicit(&run->words->ended, seq, memory_order_release);
+}
+/* The same of a message that is over, or is left under way while others may follow; of the latter
+ * dtr__rec_message_came tells when it has ended well. One that fails, and all that are still under
+ * way when the run is to end, need records of their own before, with DTR__REC_APART. */
+bool dtr__rec_follow_message(const dtr_world *world, dtr__rec_run *run, uint64_t sort, uint64_t seq,
+                             int64_t now_ns, bool over);
+static inline void dtr__rec_message_came(dtr__rec_run *run, uint64_t seq) {
+    run->waiting &= ~(UINT64_C(1) << seq % DTR__REC_RUN_MOST);
+    atomic_store_explicit(&run->words->waiting, run->waiting, memory_order_release);
 }
 
 /* Copies the newest records, oldest first; returns how many (at most cap). For dumps and tests. */

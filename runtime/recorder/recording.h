@@ -9,7 +9,7 @@
 
 #define DTR__RECORDING_MAGIC UINT64_C(0x3130636552727444) /* "DtrRec01" on a little-endian host */
 enum {
-    DTR__RECORDING_VERSION = 11,
+    DTR__RECORDING_VERSION = 12,
     DTR__RECORDING_GROUPS = 256,   /* live groups with full detail */
     DTR__RECORDING_MEMBERS = 8192, /* of groups whose members are not evenly spaced */
     DTR__RECORDING_KINDS = 64,

@@ -170,12 +170,137 @@ START_TEST(followers_survive_sigkill) {
 }
 END_TEST
 
+/* ---- messages that are left under way ---- */
+
+/* A message in turn, as the short way notes it; returns its record, 0: it follows. */
+static uint64_t message(dtr_world *w, dtr__rec_run *run, uint64_t seq, bool over) {
+    const uint64_t sort = SORT + seq % 2;
+    dtr__record r = repeated;
+    r.flags = DTR__REC_P2P;
+    r.tag = (int32_t)(seq % 2);
+    r.p2p_seq = r.op_id = seq;
+    r.t_issued = r.t_started = (int64_t)seq * 100;
+    r.t_finished = over ? r.t_issued : 0;
+    r.state = over ? DTR__REC_FINISHED : DTR__REC_STARTED;
+    r.deadline = r.t_issued + 9000;
+    return dtr__rec_follow_message(w, run, sort, seq, r.t_issued, over)
+               ? 0
+               : dtr__rec_run_message(w, run, sort, &r);
+}
+
+/* Instead of what follows, as the engine writes it. */
+static uint64_t set_apart(dtr_world *w, uint64_t seq) {
+    dtr__record r = repeated;
+    r.flags = DTR__REC_P2P | DTR__REC_APART;
+    r.p2p_seq = r.op_id = seq;
+    r.t_issued = r.t_started = (int64_t)seq * 100;
+    r.state = DTR__REC_STARTED;
+    return dtr__rec_begin(w, &r);
+}
+
+/* Each number from 1 to n is told once, and those of the bits are under way. */
+static void check_messages(const dtr_world *w, uint64_t n, uint64_t waiting) {
+    char why[160];
+    uint64_t told = 0;
+    const dtr__rec_memory *m = dtr__recorder_memory(w);
+    dtr__recording *r = dtr__recording_parse(m->header, m->nbytes, why, sizeof why);
+    ck_assert_msg(r != NULL, "%s", why);
+    for (size_t i = 0; i < r->n_records; i++) {
+        const dtr__record *rec = &r->records[i];
+        const bool waits = (waiting >> rec->p2p_seq & 1) != 0;
+        ck_assert_uint_le(rec->p2p_seq, n);
+        ck_assert_msg((told >> rec->p2p_seq & 1) == 0, "number %d twice", (int)rec->p2p_seq);
+        told |= UINT64_C(1) << rec->p2p_seq;
+        ck_assert_msg(rec->state == (waits ? DTR__REC_STARTED : DTR__REC_FINISHED),
+                      "number %d: state %d", (int)rec->p2p_seq, rec->state);
+        ck_assert(dtr__record_over(rec) == !waits && (rec->t_finished == 0) == waits);
+        ck_assert(rec->t_started == rec->t_issued && rec->t_issued <= (int64_t)n * 100);
+    }
+    ck_assert_uint_eq(r->n_records, n);
+    dtr__recording_free(r);
+}
+
+static uint64_t bits(uint64_t a, uint64_t b, uint64_t c) {
+    return UINT64_C(1) << a | UINT64_C(1) << b | UINT64_C(1) << c;
+}
+
+static dtr__rec_run begin_messages(dtr_world *w) {
+    open_world(w, "none", "64");
+    dtr__rec_run run = open_run(w);
+    for (uint64_t seq = 1; seq <= 3; seq++) {
+        ck_assert_uint_ne(message(w, &run, seq, true), 0);
+    }
+    return run;
+}
+
+/* They follow, and come in any order; until then they are told to be under way. */
+START_TEST(messages_under_way_follow) {
+    dtr_world w;
+    dtr__rec_run run = begin_messages(&w);
+    for (uint64_t seq = 4; seq <= 12; seq++) {
+        ck_assert_uint_eq(message(&w, &run, seq, seq % 3 != 0), 0);
+    }
+    check_messages(&w, 12, bits(6, 9, 12));
+    dtr__rec_message_came(&run, 9);
+    check_messages(&w, 12, bits(6, 6, 12));
+    dtr__rec_message_came(&run, 12);
+    check_messages(&w, 12, bits(6, 6, 6));
+    dtr__rec_message_came(&run, 6);
+    check_messages(&w, 12, 0);
+    ck_assert_uint_eq(message(&w, &run, 13, true), 0);
+    check_messages(&w, 13, 0);
+    close_world(&w);
+}
+END_TEST
+
+/* Those that are under way when the run ends have records of their own, and are told once. */
+START_TEST(messages_are_set_apart) {
+    dtr_world w;
+    dtr__rec_run run = begin_messages(&w);
+    for (uint64_t seq = 4; seq <= 10; seq++) {
+        ck_assert_uint_eq(message(&w, &run, seq, seq % 3 != 0), 0);
+    }
+    const uint64_t six = set_apart(&w, 6), nine = set_apart(&w, 9);
+    check_messages(&w, 10, bits(6, 9, 9));
+    for (uint64_t seq = 11; seq <= 20; seq++) {
+        ck_assert((message(&w, &run, seq, true) != 0) == (seq <= 13));
+    }
+    check_messages(&w, 20, bits(6, 9, 9));
+    dtr__rec_finish(&w, nine, 3000);
+    dtr__rec_finish(&w, six, 3000);
+    check_messages(&w, 20, 0);
+    close_world(&w);
+}
+END_TEST
+
+/* A run ends before it is full where that sets none apart, and at last in any case. */
+START_TEST(runs_of_messages_end) {
+    for (int behind = 0; behind < 2; behind++) {
+        dtr_world w;
+        dtr__rec_run run = begin_messages(&w);
+        uint64_t seq = 4;
+        for (; message(&w, &run, seq, false) == 0; seq++) {
+            if (seq > 4 || behind == 0) {
+                dtr__rec_message_came(&run, seq - (uint64_t)behind);
+            }
+        }
+        ck_assert_uint_eq(seq - 3, behind == 0 ? DTR__REC_RUN_MOST / 4 * 3 : DTR__REC_RUN_MOST);
+        close_world(&w);
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("followers");
     tcase_add_test(tc, calls_that_follow_closely_share_a_record);
     tcase_add_test(tc, follower_that_takes_long_has_its_own_record);
     tcase_add_test(tc, runs_are_cut_and_expanded_as_far_as_there_is_room);
     tcase_add_test(tc, followers_survive_sigkill);
+    suite_add_tcase(s, tc);
+    tc = tcase_create("messages");
+    tcase_add_test(tc, messages_under_way_follow);
+    tcase_add_test(tc, messages_are_set_apart);
+    tcase_add_test(tc, runs_of_messages_end);
     suite_add_tcase(s, tc);
 }
 
