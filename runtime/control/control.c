@@ -222,6 +222,7 @@ void dtr__control_close(dtr_world *world) {
     }
     dtr__control_free_links(c);
     dtr__control_close_sockets(c);
+    dtr__facts_free(c);
     if (c->wake >= 0) {
         close(c->wake);
     }

@@ -23,9 +23,12 @@ static int64_t received_ns(const dtr_world *world, int at) {
     return newest;
 }
 
+/* Known of neighbours only: whether others still speak shows when they are asked. */
 static bool is_silent(const dtr_world *world, int world_rank) {
-    return dtr__now_ns() - received_ns(world, world->node_of[world_rank]) >
-           2 * dtr__control_silent_ns(world->control.plane);
+    const int at = world->node_of[world_rank];
+    return dtr__ring_is_near(world->node_count, world->node, at) &&
+           dtr__now_ns() - received_ns(world, at) >
+               2 * dtr__control_silent_ns(world->control.plane);
 }
 
 /* Longer than a question may take, without the time in which this process was stopped. */
@@ -63,21 +66,24 @@ bool dtr__control_ask(const dtr_world *world, int world_rank, int64_t since_ns) 
 
 /* ---- the watchdog thread: asking ---- */
 
-/* What one board wants and has not been asked for. False: some has no connection to be asked over.
- */
+/* What one board wants and has not been asked for. False: some has no connection to be asked over,
+ * or only one that says nothing: a stopped process does not read it. */
 static bool send_wanted(const dtr_world *world, dtr__control *c, const dtr__board *b, int64_t now) {
     bool sent_all = true;
     for (int r = 0; r < world->size; r++) {
         const int64_t wanted_ns = dtr__board_wanted(b, r);
-        dtr__link *l = c->node[world->node_of[r]].link;
         if (wanted_ns <= c->asked_ns[r] || now - wanted_ns > ANSWER_NS) {
             continue;
         }
-        if (l == NULL || l->fd < 0 || now - l->received_ns > dtr__control_silent_ns(c)) {
-            sent_all = false; /* a stopped process does not read it */
+        dtr__link *l = dtr__control_way(world, c, r, -1);
+        if (l == NULL) {
+            sent_all = false;
             continue;
         }
-        const dtr__wire_ask ask = { .asked_ns = dtr__now_ns(), .rank = r };
+        const dtr__wire_ask ask = { .asked_ns = dtr__now_ns(),
+                                    .rank = r,
+                                    .from = world->rank,
+                                    .hops = dtr__control_hops(world) };
         c->asked_ns[r] = ask.asked_ns;
         dtr__link_send(l, DTR__WIRE_ASK, &ask, sizeof ask);
     }
@@ -102,43 +108,61 @@ void dtr__control_send_asks(const dtr_world *world, dtr__control *c, int64_t now
 
 /* Kept until all that has come is read, so that one report, made after all of them, serves all who
  * ask for it. Without memory it is in vain. */
-void dtr__control_take_ask(const dtr_world *world, dtr__link *l, const void *data, size_t nbytes) {
-    dtr__control *c = world->control.plane;
-    question q = { .from = l };
-    if (nbytes != sizeof q.ask) {
-        return;
-    }
-    memcpy(&q.ask, data, sizeof q.ask);
-    if (q.ask.rank < 0 || q.ask.rank >= world->size || world->node_of[q.ask.rank] != world->node) {
-        return;
-    }
+static void keep(dtr__control *c, const dtr__wire_ask *ask) {
     if (c->n_questions == c->cap_questions) {
         const size_t cap = c->cap_questions + 64;
-        question *more = realloc(c->question, cap * sizeof *more);
+        dtr__wire_ask *more = realloc(c->question, cap * sizeof *more);
         if (more == NULL) {
             return;
         }
         c->question = more;
         c->cap_questions = cap;
     }
-    c->question[c->n_questions++] = q;
+    c->question[c->n_questions++] = *ask;
+}
+
+void dtr__control_take_ask(const dtr_world *world, const dtr__link *l, const void *data,
+                           size_t nbytes) {
+    dtr__control *c = world->control.plane;
+    dtr__wire_ask ask;
+    if (nbytes != sizeof ask) {
+        return;
+    }
+    memcpy(&ask, data, sizeof ask);
+    if (ask.rank < 0 || ask.rank >= world->size || ask.from < 0 || ask.from >= world->size ||
+        world->node_of[ask.from] == world->node) {
+        return;
+    }
+    if (world->node_of[ask.rank] == world->node) {
+        keep(c, &ask);
+        return;
+    }
+    dtr__link *next =
+        ask.hops > 0 ? dtr__control_way(world, c, ask.rank, world->node_of[l->rank]) : NULL;
+    if (next != NULL) {
+        ask.hops--;
+        dtr__link_send(next, DTR__WIRE_ASK, &ask, sizeof ask);
+    }
 }
 
 void dtr__control_answer(const dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size && c->n_questions > 0; i++) {
         const int rank = world->local_world[i];
-        dtr__rank_report d;
+        dtr__wire_report d;
         bool made = false, seen = false;
         for (size_t k = 0; k < c->n_questions; k++) {
-            const question *q = &c->question[k];
-            if (q->ask.rank != rank || q->from->fd < 0 || (made && !seen)) {
+            const dtr__wire_ask *ask = &c->question[k];
+            if (ask->rank != rank || (made && !seen)) {
                 continue;
             }
-            seen = made ? seen : dtr__rank_report_make(world, rank, &d);
+            seen = made ? seen : dtr__rank_report_make(world, rank, &d.report);
             made = true;
-            d.fresh_ns = q->ask.asked_ns;
-            if (seen) {
-                dtr__link_send(q->from, DTR__WIRE_REPORT, &d, sizeof d);
+            d.to = ask->from;
+            d.hops = dtr__control_hops(world);
+            d.report.fresh_ns = ask->asked_ns;
+            dtr__link *l = seen ? dtr__control_way(world, c, ask->from, -1) : NULL;
+            if (l != NULL) {
+                dtr__link_send(l, DTR__WIRE_REPORT, &d, sizeof d);
             }
         }
     }

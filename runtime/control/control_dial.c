@@ -1,6 +1,7 @@
-/* Dialing: the acting rank of a node, the lowest whose watchdog beats, dials one rank of every node
- * with a higher number. A rank that has lost a connection dials the other one again, which shows
- * whether that rank is still there. */
+/* Dialing: the acting rank of a node, the lowest whose watchdog beats, dials one rank of every
+ * neighbour (ring.h) with a higher number, and of every node that stands in for a neighbour that is
+ * dead. A rank that has lost a connection dials the other one again, which shows whether that rank
+ * is still there. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -155,24 +156,85 @@ static void warn_of_unmet(dtr_world *world, node *n, int at) {
              at, o->host, n->why[0] != '\0' ? n->why : "no address");
 }
 
+static void dial_node(dtr_world *world, dtr__control *c, int at, bool mine, int64_t now) {
+    node *n = &c->node[at];
+    const bool silent = n->link == NULL || dtr__control_is_silent(c, n->link, now);
+    mine = mine || has_suspect(world, c, at);
+    if (!silent || !mine || n->call != NULL || now < n->dial_ns) {
+        return;
+    }
+    n->first_ns = n->first_ns != 0 ? n->first_ns : now;
+    if (n->link != NULL && n->turn == world->local_rank_of[n->link->rank]) {
+        n->turn = (n->turn + 1) % n->n_ranks;
+    }
+    if (n->link == NULL || n->n_ranks > 1) {
+        dial(world, c, at, now);
+    }
+    if (!n->met && !n->warned && dtr__ring_is_near(world->node_count, world->node, at) &&
+        now - n->first_ns > NEVER_MET_NS) {
+        warn_of_unmet(world, n, at);
+    }
+}
+
+/* ---- whom ---- */
+
+static bool is_out(const void *arg, int at) {
+    const dtr__control *c = arg;
+    return c->node[at].n_out >= c->node[at].n_ranks;
+}
+
+typedef struct beyond {
+    const dtr__control *c;
+    int n, me;
+} beyond;
+
+static bool is_out_or_near(const void *arg, int at) {
+    const beyond *b = arg;
+    return is_out(b->c, at) || dtr__ring_is_near(b->n, b->me, at);
+}
+
+/* There is a connection that says something, or none that ought to. */
+static bool hears(const dtr__control *c, int64_t now) {
+    bool linked = c->cut;
+    for (const dtr__link *l = c->links; l != NULL; l = l->next) {
+        linked = linked || l->greeted;
+    }
+    return !linked || now - c->received_ns <= dtr__control_silent_ns(c);
+}
+
+/* All living neighbours; where none of them says anything any more, those beyond them too: either
+ * they answer, or it is this node that is cut off (control_talk.c). */
+static void choose_near(const dtr_world *world, dtr__control *c, int64_t now) {
+    const int n = world->node_count, me = world->node;
+    const bool deaf = !hears(c, now);
+    const int chosen_for = 2 * c->n_out + deaf + 1;
+    if (chosen_for == c->near_for) {
+        return;
+    }
+    for (int i = 0; i < c->n_near; i++) {
+        c->node[c->near[i]].near = false;
+    }
+    const beyond b = { c, n, me };
+    int *more = c->near + dtr__ring_neighbours(n, me, is_out, c, c->near);
+    int *end = more + (deaf ? dtr__ring_neighbours(n, me, is_out_or_near, &b, more) : 0);
+    c->n_near = (int)(end - c->near);
+    c->near_for = chosen_for;
+    for (int i = 0; i < c->n_near; i++) {
+        c->node[c->near[i]].near = true;
+    }
+}
+
 void dtr__control_dial_nodes(dtr_world *world, dtr__control *c, int64_t now) {
-    bool acting = is_acting(world, c, now);
-    for (int at = 0; at < world->node_count && !atomic_load(&c->ended); at++) {
-        node *n = &c->node[at];
-        bool silent = n->link == NULL || now - n->link->received_ns > dtr__control_silent_ns(c);
-        bool mine = (at > world->node && acting) || has_suspect(world, c, at);
-        if (at == world->node || !silent || !mine || n->call != NULL || now < n->dial_ns) {
-            continue;
-        }
-        n->first_ns = n->first_ns != 0 ? n->first_ns : now;
-        if (n->link != NULL && n->turn == world->local_rank_of[n->link->rank]) {
-            n->turn = (n->turn + 1) % n->n_ranks;
-        }
-        if (n->link == NULL || n->n_ranks > 1) {
-            dial(world, c, at, now);
-        }
-        if (!n->met && !n->warned && now - n->first_ns > NEVER_MET_NS) {
-            warn_of_unmet(world, n, at);
+    const bool acting = is_acting(world, c, now);
+    choose_near(world, c, now);
+    for (int i = 0; i < c->n_near && !atomic_load(&c->ended); i++) {
+        const int at = c->near[i];
+        const bool near = dtr__ring_is_near(world->node_count, world->node, at);
+        dial_node(world, c, at, acting && (at > world->node || !near), now);
+    }
+    for (int at = 0; at < world->node_count && c->n_suspects > 0 && !atomic_load(&c->ended); at++) {
+        if (at != world->node && !c->node[at].near) {
+            dial_node(world, c, at, false, now);
         }
     }
 }

@@ -10,20 +10,22 @@
 #include "control/peers.h"
 #include "control/vote.h"
 #include "link.h"
+#include "ring.h"
 
 #define MS INT64_C(1000000)
 enum {
     ADDRESSES = DTR__ADDRESSES,
     STRANGERS_MOST = 64,   /* connections that have proved nothing, beside one per node */
     ACCEPTED_MOST = 256,   /* in one round */
-    REPORTS_PER_ROUND = 16 /* links that get the full report in one period */
+    REPORTS_PER_ROUND = 16 /* nodes that get the full report in one period */
 };
 #define DETAILS_NS \
     (1000 * MS) /* how long the failure of a rank waits for what its node knows of it */
 #define STRANGER_NS (5000 * MS) /* however much they say */
 #define REST_NS (200 * MS)      /* of listening, when there is no descriptor or memory */
 #define NEVER_MET_NS (10000 * MS)
-#define EARLY_NS (30000 * MS) /* how long a failure record waits for its group to be made here */
+#define EARLY_NS (30000 * MS)  /* how long a failure record waits for its group to be made here */
+#define CUT_OFF_NS (1000 * MS) /* beyond the silence of all neighbours */
 
 /* Where a rank is, mostly as the others of its node: kept once for all that say the same. */
 typedef struct location {
@@ -54,7 +56,8 @@ typedef struct node {
     int turn, address;      /* local rank and its address to be dialed next */
     int n_tried, n_refused; /* of the addresses of that rank */
     int n_ranks, lowest;    /* world rank */
-    int n_suspects;         /* of its ranks */
+    int n_suspects, n_out;  /* of its ranks; out: failed, or left */
+    bool near;              /* this node wants a connection to it: c->near */
     int64_t dial_ns;        /* not before */
     int64_t first_ns;       /* this rank has tried since then; 0: it never had to */
     bool refuses;           /* the rank that is being dialed does: see control_dial.c */
@@ -62,19 +65,14 @@ typedef struct node {
     char why[64];           /* of the last failure */
 } node;
 
-/* A failure record of a group that no rank of this node has yet: its members elsewhere may be out
- * of the creation before those here. until_ns 0: none. */
-typedef struct early_record {
-    dtr__failure_record record;
-    int node; /* that sent it */
-    int64_t until_ns;
-} early_record;
-
-/* Of another node, for a report that is made after it has come. */
-typedef struct question {
-    dtr__link *from;
-    dtr__wire_ask ask;
-} question;
+/* What all nodes must know: control/facts.c. */
+typedef struct fact fact;
+typedef struct fact_list {
+    fact *oldest, *newest; /* by version */
+    uint64_t version;      /* of the newest change; 0: there has been none */
+    uint64_t spread;       /* the newest that has been sent to all that take it */
+    int n_sums;
+} fact_list;
 
 /* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
 struct dtr__control {
@@ -89,24 +87,27 @@ struct dtr__control {
     int wake;              /* eventfd: another thread has something to report; open to the end */
     _Atomic bool serves;   /* rounds are made */
     uint64_t *sent_votes;  /* [local size][DTR__VOTE_ENTRIES] by the number they had */
-    early_record early[DTR__FAILURE_RECORDS];
-    int64_t period_ns, beat_ns; /* beat: the next one */
-    int64_t round_ns;           /* the last one */
+    fact_list facts;
+    int near[2 * DTR__RING_MOST]; /* nodes that this one wants connections to */
+    int n_near, near_for;         /* near_for: by how many that are out, and whether any speaks */
+    int n_out;                    /* ranks that have failed or left, of other nodes */
+    int64_t received_ns;          /* the newest message of any node; 0: none yet */
+    bool cut;                     /* a connection has ended because its host is silent */
+    int64_t period_ns, beat_ns;   /* beat: the next one */
+    int64_t round_ns;             /* the last one */
     double silence_s;
-    _Atomic bool ended;   /* all ranks have agreed to end the world */
-    bool alone;           /* the node shares no memory: each of its ranks acts for itself */
-    dtr__board *board;    /* own, of dtr__arena_alloc unless alone; see control/report.c */
-    dtr__board **boards;  /* [local size], NULL: not to be seen */
-    uint32_t *read;       /* [local size] failures of that board that have been passed on */
-    uint32_t *asked;      /* [local size] wants of that board that have been passed on */
-    int64_t *asked_ns;    /* [world size] the newest question that has been sent; 0: none */
-    int64_t ask_until_ns; /* there was no connection for one of them; 0: there was */
-    question *question;   /* of this round [n_questions] */
+    _Atomic bool ended;      /* all ranks have agreed to end the world */
+    bool alone;              /* the node shares no memory: each of its ranks acts for itself */
+    dtr__board *board;       /* own, of dtr__arena_alloc unless alone; see control/report.c */
+    dtr__board **boards;     /* [local size], NULL: not to be seen */
+    uint32_t *read;          /* [local size] failures of that board that have been passed on */
+    uint32_t *asked;         /* [local size] wants of that board that have been passed on */
+    int64_t *asked_ns;       /* [world size] the newest question that has been sent; 0: none */
+    int64_t ask_until_ns;    /* there was no connection for one of them; 0: there was */
+    dtr__wire_ask *question; /* of this round [n_questions] */
     size_t n_questions, cap_questions;
-    char dump[DTR__WIRE_DUMP_TEXT]; /* why this rank has asked other nodes for dumps; "": it has not
-                                     */
     dtr__link *links;
-    int n_links, turn;      /* of the links that get a report */
+    int n_links, turn;      /* turn: of the nodes that get a report */
     node *node;             /* [node count] */
     int64_t *suspect_ns;    /* [world size] its connection ended without LEAVE; 0: no */
     bool *refused;          /* [world size] and its port refuses */
@@ -128,6 +129,10 @@ static inline dtr__control *dtr__control_in_use(const dtr_world *world) {
 
 static inline bool dtr__control_theirs(const dtr_world *world, const dtr__link *l, int32_t rank) {
     return rank >= 0 && rank < world->size && world->node_of[rank] == world->node_of[l->rank];
+}
+
+static inline bool dtr__control_is_silent(const dtr__control *c, const dtr__link *l, int64_t now) {
+    return now - l->received_ns > dtr__control_silent_ns(c);
 }
 
 static inline const location *dtr__control_place(const dtr_world *world, int rank) {
@@ -162,12 +167,34 @@ void dtr__control_dial_nodes(dtr_world *world, dtr__control *c, int64_t now);
 
 /* ---- control/control_ask.c ---- */
 void dtr__control_send_asks(const dtr_world *world, dtr__control *c, int64_t now);
-void dtr__control_take_ask(const dtr_world *world, dtr__link *l, const void *data, size_t nbytes);
+void dtr__control_take_ask(const dtr_world *world, const dtr__link *l, const void *data,
+                           size_t nbytes);
 void dtr__control_answer(const dtr_world *world, dtr__control *c);
 
+/* ---- control/control_route.c ---- */
+/* The connection over which a message for a rank of another node goes, NULL: none. `from`: node
+ * that it has come from, -1: this one. */
+dtr__link *dtr__control_way(const dtr_world *world, const dtr__control *c, int to, int from);
+int dtr__control_hops(const dtr_world *world); /* the most that a message may take */
+void dtr__control_take_report(const dtr_world *world, const dtr__link *l, const void *data,
+                              size_t nbytes);
+/* Reports of all ranks of this node to the nodes whose turn it is. */
+void dtr__control_send_reports(const dtr_world *world, dtr__control *c, int64_t now);
+
+/* ---- control/facts.c ---- */
+/* Adds that a rank has failed, which it did not know; `own`: its node has said so. */
+void dtr__facts_add_failure(dtr__control *c, int rank, bool own);
+/* Adds a reason for dumps; false: it was there. */
+bool dtr__facts_add_dump(dtr__control *c, const char *cause);
+/* Sends to each connection what it has not been sent of what has changed. */
+void dtr__facts_spread(const dtr_world *world, dtr__control *c);
+void dtr__facts_free(dtr__control *c);
+
 /* ---- control/control_propagate.c ---- */
+/* Makes the votes of this node's ranks that are new a part of the facts. */
 void dtr__control_propagate_votes(dtr_world *world, dtr__control *c);
-void dtr__control_receive_early(dtr_world *world, dtr__control *c, int64_t now);
+/* Once per period: what has waited for others of its node, or for its group to be made here. */
+void dtr__control_propagate_waiting(dtr_world *world, dtr__control *c, int64_t now);
 void dtr__control_receive_vote(dtr_world *world, const dtr__link *l, const void *data,
                                size_t nbytes);
 

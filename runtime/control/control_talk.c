@@ -1,9 +1,10 @@
-/* The control plane at work: who talks to whom, and when a rank of another node is dead.
+/* The control plane at work: what comes over connections (control_dial.c makes them), and when a
+ * rank of another node is dead.
  *
- * A rank with a connection reports all ranks of its node over it (control_dial.c makes them). What
- * comes in is put on the rank's own board, which the other ranks of its node read. A connection
- * that ends without LEAVE makes its rank suspect; it is dead if its port refuses another
- * connection. */
+ * What comes in is put on the rank's own board, which the other ranks of its node read. A
+ * connection that ends without LEAVE makes its rank suspect; it is dead if its port refuses another
+ * connection. Only the neighbours of a node have connections to it: who finds out tells all
+ * (facts.c). */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -16,10 +17,24 @@
 
 /* ---- ranks that fail ---- */
 
-static void lose(dtr_world *world, int rank, dtr_status status, const char *text) {
+static void count_out(const dtr_world *world, int rank, bool first) {
     dtr__control *c = world->control.plane;
-    if (!dtr__rank_failed(world, rank) && !atomic_load(&c->ended)) {
-        dtr__board_put_failure(c->board, rank, status, text);
+    c->node[world->node_of[rank]].n_out += first;
+    c->n_out += first;
+}
+
+/* `own`: its node has said so. This process may know it already, by the end of a group, and has not
+ * passed it on then. */
+static void lose(dtr_world *world, int rank, dtr_status status, const char *text, bool own) {
+    dtr__control *c = world->control.plane;
+    dtr_status before;
+    if (dtr__board_failure(c->board, rank, &before) != NULL || atomic_load(&c->ended)) {
+        return;
+    }
+    dtr__board_put_failure(c->board, rank, status, text);
+    dtr__facts_add_failure(c, rank, own);
+    count_out(world, rank, !c->gone[rank]);
+    if (!dtr__rank_failed(world, rank)) {
         c->rank_failed(world, rank, status, text);
     }
 }
@@ -51,7 +66,7 @@ static void lose_suspect(dtr_world *world, int rank, int64_t now) {
             "has ended",
             rank, host, pid);
     }
-    lose(world, rank, DTR_ERR_REMOTE, text);
+    lose(world, rank, DTR_ERR_REMOTE, text, false);
 }
 
 /* The kernel has given up waiting for its host. */
@@ -65,42 +80,38 @@ static void lose_node(dtr_world *world, int n, const char *why) {
                      "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
                      "%g s (%s)",
                      r, host, c->offer[r].pid, n, host, c->silence_s, why);
-            lose(world, r, DTR_ERR_REMOTE, text);
+            lose(world, r, DTR_ERR_REMOTE, text, false);
         }
     }
 }
 
-static void send_failure(dtr_world *world, dtr__link *l, int rank) {
-    dtr__wire_rank_failure d = { .rank = rank,
-                                 .status = (int32_t)dtr__rank_failure_status(world, rank) };
-    snprintf(d.text, sizeof d.text, "%s", dtr__rank_failure(world, rank));
-    dtr__link_send(l, DTR__WIRE_RANK_FAILURE, &d, sizeof d);
+/* Where all neighbours have fallen silent and nobody else can be reached instead, it is this node
+ * that has been cut off: those that are no neighbours are lost as well. */
+static void judge_cut(dtr_world *world, dtr__control *c, int64_t now) {
+    bool reached = !c->cut || (double)(now - c->received_ns - CUT_OFF_NS) * 1e-9 < c->silence_s;
+    for (const dtr__link *l = c->links; l != NULL && !reached; l = l->next) {
+        reached = l->greeted || dtr__control_is_listening(l);
+    }
+    for (int at = 0; at < world->node_count && !reached; at++) {
+        if (at != world->node && !dtr__ring_is_near(world->node_count, world->node, at)) {
+            lose_node(world, at, "no node has answered this one");
+        }
+    }
+    c->cut = c->cut && reached;
 }
 
 void dtr__control_report_failure(dtr_world *world, int world_rank) {
     dtr__control *c = dtr__control_in_use(world);
-    for (dtr__link *l = c != NULL ? c->links : NULL; l != NULL; l = l->next) {
-        if (l->greeted) {
-            send_failure(world, l, world_rank);
-        }
+    if (c != NULL) {
+        dtr__facts_add_failure(c, world_rank, true);
+        dtr__facts_spread(world, c);
     }
-}
-
-static void send_dump(const dtr__control *c, dtr__link *l) {
-    dtr__link_send(l, DTR__WIRE_DUMP, c->dump, sizeof c->dump);
 }
 
 void dtr__control_report_dump(dtr_world *world, const char *cause) {
     dtr__control *c = dtr__control_in_use(world);
-    if (c == NULL) {
-        return;
-    }
-    memset(c->dump, 0, sizeof c->dump);
-    snprintf(c->dump, sizeof c->dump, "%s", cause);
-    for (dtr__link *l = c->links; l != NULL; l = l->next) {
-        if (l->greeted) {
-            send_dump(c, l);
-        }
+    if (c != NULL && dtr__facts_add_dump(c, cause)) {
+        dtr__facts_spread(world, c);
     }
 }
 
@@ -112,7 +123,7 @@ static void read_boards(dtr_world *world, dtr__control *c) {
             dtr_status status;
             const char *text = dtr__board_failure(c->boards[i], r, &status);
             if (text != NULL && world->node_of[r] != world->node) {
-                lose(world, r, status, text);
+                lose(world, r, status, text, false);
             }
         }
         c->read[i] = failures;
@@ -125,6 +136,10 @@ static void note_received(const dtr_world *world, dtr__control *c) {
         const int at = l->rank >= 0 ? world->node_of[l->rank] : -1;
         if (l->greeted && l->received_ns > dtr__board_received(c->board, at)) {
             dtr__board_put_received(c->board, at, l->received_ns);
+        }
+        if (l->greeted && l->received_ns > c->received_ns) {
+            c->received_ns = l->received_ns;
+            c->cut = false;
         }
     }
 }
@@ -172,33 +187,16 @@ static void welcome(dtr_world *world, dtr__link *l) {
     dtr__control *c = world->control.plane;
     note_address(world, c, l);
     clear_suspicion(world, l->rank);
-    memset(c->sent_votes, 0, (size_t)world->local_size * DTR__VOTE_ENTRIES * sizeof *c->sent_votes);
     use_link(c, &c->node[world->node_of[l->rank]], l);
-    for (int i = 0; i < world->local_size; i++) {
-        if (dtr__rank_failed(world, world->local_world[i])) {
-            send_failure(world, l, world->local_world[i]);
-        }
-    }
-    if (c->dump[0] != '\0') { /* it failed before this connection was there */
-        send_dump(c, l);
-    }
 }
 
-static void take_digest(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
-    dtr__control *c = world->control.plane;
-    dtr__rank_report d, before;
-    if (nbytes != sizeof d) {
-        return;
-    }
-    memcpy(&d, data, sizeof d);
-    if (dtr__control_theirs(world, l, d.rank) && d.n_groups <= DTR__REPORT_GROUPS) {
-        d.seen_ns = l->received_ns;
-        d.doing[sizeof d.doing - 1] = '\0';
-        if (dtr__board_get(c->board, d.rank, &before) && before.fresh_ns > d.fresh_ns) {
-            d.fresh_ns = before.fresh_ns; /* messages of a connection come in their order */
-        }
-        dtr__board_put(c->board, d.rank, &d);
-    }
+/* Who hears from a node itself does not believe others that it is silent: it may be the way between
+ * those two that is cut. */
+static bool is_believed(const dtr_world *world, const dtr__control *c, const dtr__link *l,
+                        const dtr__wire_rank_failure *d) {
+    const node *n = &c->node[world->node_of[d->rank]];
+    return d->own != 0 || dtr__control_theirs(world, l, d->rank) || n->link == NULL ||
+           n->link->fd < 0 || dtr__control_is_silent(c, n->link, dtr__now_ns());
 }
 
 static void take_failure(dtr_world *world, const dtr__link *l, const void *data, size_t nbytes) {
@@ -207,19 +205,37 @@ static void take_failure(dtr_world *world, const dtr__link *l, const void *data,
         return;
     }
     memcpy(&d, data, sizeof d);
-    if (dtr__control_theirs(world, l, d.rank)) {
+    if (d.rank >= 0 && d.rank < world->size && world->node_of[d.rank] != world->node &&
+        is_believed(world, world->control.plane, l, &d)) {
         d.text[DTR__RANK_FAILURE_TEXT - 1] = '\0';
         clear_suspicion(world, d.rank);
-        lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text);
+        lose(world, d.rank, d.status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE, d.text,
+             d.own != 0 || dtr__control_theirs(world, l, d.rank));
     }
 }
 
-static void take_leave(dtr__control *c, dtr__link *l, const void *data, size_t nbytes) {
+static void take_dump(dtr_world *world, const char *data, size_t nbytes) {
+    char cause[DTR__WIRE_DUMP_TEXT];
+    if (nbytes == sizeof cause) {
+        memcpy(cause, data, sizeof cause);
+        cause[sizeof cause - 1] = '\0';
+        if (dtr__facts_add_dump(world->control.plane, cause)) {
+            dtr__rec_remote_failure(world, cause);
+        }
+    }
+}
+
+static void take_leave(const dtr_world *world, dtr__link *l, const void *data, size_t nbytes) {
+    dtr__control *c = world->control.plane;
     uint64_t how = 0;
     if (nbytes == sizeof how) {
         memcpy(&how, data, sizeof how);
         l->left = true;
-        c->gone[l->rank] |= how != DTR__LEAVE_SWITCH;
+        if (how != DTR__LEAVE_SWITCH && !c->gone[l->rank]) {
+            dtr_status s;
+            c->gone[l->rank] = true;
+            count_out(world, l->rank, dtr__board_failure(c->board, l->rank, &s) == NULL);
+        }
         if (how == DTR__LEAVE_WORLD) {
             atomic_store(&c->ended, true);
         }
@@ -233,17 +249,17 @@ static void take(void *arg, dtr__link *l, dtr__wire_kind kind, const void *data,
             welcome(world, l);
         }
     } else if (kind == DTR__WIRE_REPORT) {
-        take_digest(world, l, data, nbytes);
+        dtr__control_take_report(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_RANK_FAILURE) {
         take_failure(world, l, data, nbytes);
-    } else if (kind == DTR__WIRE_DUMP && nbytes == DTR__WIRE_DUMP_TEXT) {
-        dtr__rec_remote_failure(world, data);
+    } else if (kind == DTR__WIRE_DUMP) {
+        take_dump(world, data, nbytes);
     } else if (kind == DTR__WIRE_VOTE) {
         dtr__control_receive_vote(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_ASK) {
         dtr__control_take_ask(world, l, data, nbytes);
     } else if (kind == DTR__WIRE_LEAVE) {
-        take_leave(world->control.plane, l, data, nbytes);
+        take_leave(world, l, data, nbytes);
     }
 }
 
@@ -281,6 +297,7 @@ static void link_ended(dtr_world *world, dtr__link *l, int64_t now) {
         return;
     }
     if (host_is_silent(l->failure)) {
+        c->cut = true;
         if (n->link == NULL) {
             lose_node(world, world->node_of[l->rank], strerror(l->failure));
         }
@@ -347,6 +364,10 @@ static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
         const node *n = &c->node[world->node_of[r]];
         bool waited = n->n_ranks == 1 || now - c->suspect_ns[r] > DETAILS_NS;
         if (dtr__rank_failed(world, r) || c->gone[r] || atomic_load(&c->ended)) {
+            if (dtr__rank_failed(world, r)) {
+                lose(world, r, dtr__rank_failure_status(world, r), dtr__rank_failure(world, r),
+                     false);
+            }
             clear_suspicion(world, r);
         } else if ((c->refused[r] && waited) ||
                    ((double)(now - c->suspect_ns[r]) * 1e-9 > c->silence_s &&
@@ -359,41 +380,15 @@ static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
 
 /* ---- rounds ---- */
 
-static dtr__rank_report *make_reports(const dtr_world *world, size_t *n) {
-    dtr__rank_report *d = calloc((size_t)world->local_size, sizeof *d);
-    *n = 0;
-    for (int i = 0; d != NULL && i < world->local_size; i++) {
-        int rank = world->local_world[i];
-        if (!dtr__rank_failed(world, rank)) {
-            *n += dtr__rank_report_make(world, rank, &d[*n]);
-        }
-    }
-    return d;
-}
-
 /* To a link that says nothing, or takes nothing, only the beat goes, and rarely: what a stopped
  * process does not read must not fill its window, which would look like a host that is gone. */
-static void report(dtr_world *world, dtr__control *c, int64_t now) {
-    size_t n = 0;
-    int i = 0;
-    const int from = c->turn;
-    dtr__rank_report *d = c->links != NULL ? make_reports(world, &n) : NULL;
+static void beat(const dtr__control *c, int64_t now) {
     for (dtr__link *l = c->links; l != NULL; l = l->next) {
-        bool silent = now - l->received_ns > dtr__control_silent_ns(c);
-        if (!l->greeted || l->n_out > 0 || (silent && now % (16 * c->period_ns) > c->period_ns)) {
-            continue;
-        }
-        dtr__link_send(l, DTR__WIRE_BEAT, NULL, 0);
-        i++;
-        if (silent || i <= from || i > from + REPORTS_PER_ROUND) {
-            continue;
-        }
-        for (size_t k = 0; k < n; k++) {
-            dtr__link_send(l, DTR__WIRE_REPORT, &d[k], sizeof d[k]);
+        const bool silent = dtr__control_is_silent(c, l, now);
+        if (l->greeted && l->n_out == 0 && !(silent && now % (16 * c->period_ns) > c->period_ns)) {
+            dtr__link_send(l, DTR__WIRE_BEAT, NULL, 0);
         }
     }
-    c->turn = i > from + REPORTS_PER_ROUND ? from + REPORTS_PER_ROUND : 0;
-    free(d);
 }
 
 /* A process that was stopped puts off what it would have done by now: nobody has become silent for
@@ -414,9 +409,7 @@ static void leave_out_stop(const dtr_world *world, dtr__control *c, int64_t now)
     for (int at = 0; at < world->node_count; at++) {
         c->node[at].first_ns += c->node[at].first_ns != 0 ? ns : 0;
     }
-    for (int i = 0; i < DTR__FAILURE_RECORDS; i++) {
-        c->early[i].until_ns += c->early[i].until_ns != 0 ? ns : 0;
-    }
+    c->received_ns += c->received_ns != 0 ? ns : 0;
 }
 
 int dtr__control_fd(const dtr_world *world) {
@@ -442,11 +435,17 @@ void dtr__control_round(dtr_world *world, dtr__control_rank_failed rank_failed) 
     dtr__control_send_asks(world, c, now);
     dtr__control_dial_nodes(world, c, now);
     judge_suspects(world, c, now);
+    judge_cut(world, c, now);
     dtr__control_propagate_votes(world, c);
-    if (now >= c->beat_ns) {
+    const bool due = now >= c->beat_ns;
+    if (due) {
         c->beat_ns = now + c->period_ns;
-        dtr__control_receive_early(world, c, now);
-        report(world, c, now);
+        dtr__control_propagate_waiting(world, c, now);
+    }
+    dtr__facts_spread(world, c);
+    if (due) {
+        beat(c, now);
+        dtr__control_send_reports(world, c, now);
     }
 }
 
@@ -458,6 +457,9 @@ void dtr__control_rest(dtr_world *world) {
 
 void dtr__control_leave(dtr_world *world) {
     dtr__control *c = dtr__control_in_use(world);
+    if (c != NULL) {
+        dtr__facts_spread(world, c);
+    }
     for (dtr__link *l = c != NULL ? c->links : NULL; l != NULL; l = l->next) {
         if (l->greeted) {
             say_leave(l, atomic_load(&c->ended) ? DTR__LEAVE_WORLD : DTR__LEAVE_RANK);

@@ -1,6 +1,7 @@
 /* The vote on what broke a group. Each node has one vote, its first record: a rank writes its
  * record first and then names it in the node's table of first records, by one exchange, so that a
  * rank that is killed at any moment leaves either nothing or the whole. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "control_internal.h"
@@ -129,12 +130,20 @@ bool dtr__failure_record_settled(const dtr_world *world, uint64_t uid, const int
            dtr__now_ns() - put_ns >= dtr__failure_record_patience(world);
 }
 
+void dtr__failure_record_receive_sum(dtr_world *world, const sum *s) {
+    dtr__votes_receive_at(world, DTR__VOTES + failure_place(s->vote.uid), s);
+    (void)dtr__failure_record_put(world, &s->vote); /* it is this node's too, unless there is one */
+}
+
 void dtr__failure_record_receive(dtr_world *world, int from, const dtr__failure_record *v) {
-    if (world->control.votes != NULL && world->node_count > 1) {
-        dtr__failure_record own = *v;
-        own.step = DTR__FAILURE_STEP;
-        own.order = dtr__vote_order((dtr_status)v->status);
-        dtr__votes_receive_at(world, DTR__VOTES + failure_place(v->uid), &own, from);
-        (void)dtr__failure_record_put(world, v); /* it is this node's too, unless there is one */
+    const dtr__votes *vs = world->control.votes;
+    sum *s = vs != NULL && world->node_count > 1 ? calloc(vs->sum_words, sizeof(uint64_t)) : NULL;
+    if (s != NULL) {
+        dtr__failure_record one = *v;
+        one.step = DTR__FAILURE_STEP;
+        one.order = dtr__vote_order((dtr_status)v->status);
+        dtr__votes_add(vs, s, &one, from);
+        dtr__failure_record_receive_sum(world, s);
+        free(s);
     }
 }

@@ -15,11 +15,11 @@ typedef enum dtr__wire_kind {
     DTR__WIRE_CHALLENGE,    /* nonce: the listener's answer */
     DTR__WIRE_PROOF,        /* proof: the dialer's, then the listener's; all else comes after it */
     DTR__WIRE_BEAT,         /* nothing */
-    DTR__WIRE_REPORT,       /* dtr__rank_report */
-    DTR__WIRE_RANK_FAILURE, /* failure: of a rank of the sender's node */
-    DTR__WIRE_DUMP,         /* text, ends in 0: what broke a group on the sender's node */
-    DTR__WIRE_VOTE,         /* dtr__vote as far as its text goes: of a rank of the sender's node */
-    DTR__WIRE_ASK,          /* ask: for a report of a rank of the receiver's node */
+    DTR__WIRE_REPORT,       /* report: for one node, to be passed on to it */
+    DTR__WIRE_RANK_FAILURE, /* failure: of any rank; for all nodes */
+    DTR__WIRE_DUMP,         /* text, ends in 0: what broke a group on some node; for all nodes */
+    DTR__WIRE_VOTE,         /* vote: some of all votes of one step or failure; for all nodes */
+    DTR__WIRE_ASK,          /* ask: for a report of a rank, to be passed on to its node */
     DTR__WIRE_LEAVE,        /* uint64_t, a dtr__wire_leave: the sender closes the connection */
 } dtr__wire_kind;
 
@@ -44,19 +44,37 @@ typedef struct dtr__wire_hello {
 
 typedef struct dtr__wire_rank_failure {
     int32_t rank, status; /* DTR_ERR_REMOTE; DTR_ERR_TIMEOUT: it lives but does not move */
+    int32_t own, unused;  /* 1: its own node has said so */
     char text[DTR__RANK_FAILURE_TEXT + 4];
 } dtr__wire_rank_failure;
 
 typedef struct dtr__wire_ask {
-    int64_t asked_ns; /* on the sender's clock; comes back as fresh_ns */
-    int32_t rank, unused;
+    int64_t asked_ns; /* on the clock of who asks; comes back as fresh_ns */
+    int32_t rank;     /* of the world, that is asked about */
+    int32_t from;     /* rank that asks */
+    int32_t hops;     /* how often it may still be passed on */
+    int32_t unused;
 } dtr__wire_ask;
 
+typedef struct dtr__wire_report {
+    int32_t to;   /* a rank of the node that it is for */
+    int32_t hops; /* how often it may still be passed on */
+    dtr__rank_report report;
+} dtr__wire_report;
+
+/* In front of the merged vote, as far as its text goes, and of two times `n` words, 64 voters each:
+ * who has voted, and who of them badly. The vote may know of more voters than these. */
+typedef struct dtr__wire_vote {
+    uint32_t vote_bytes, from, n, unused; /* from: the first word's number */
+} dtr__wire_vote;
+
 enum { DTR__WIRE_DUMP_TEXT = 256 };
-enum { DTR__WIRE_MOST = 2048, DTR__WIRE_QUEUE = 4 << 20 };
-_Static_assert(sizeof(dtr__vote) <= DTR__WIRE_MOST && sizeof(dtr__rank_report) <= DTR__WIRE_MOST,
-               "they travel whole");
-#define DTR__WIRE_MAGIC UINT64_C(0x3230746e6f436474)
+enum { DTR__WIRE_MOST = 4096, DTR__WIRE_QUEUE = 4 << 20 };
+_Static_assert(sizeof(dtr__wire_vote) + sizeof(dtr__vote) + 128 * sizeof(uint64_t) <=
+                   DTR__WIRE_MOST,
+               "a vote travels whole, with 4,096 voters");
+_Static_assert(sizeof(dtr__wire_report) <= DTR__WIRE_MOST, "reports travel whole");
+#define DTR__WIRE_MAGIC UINT64_C(0x3330746e6f436474)
 
 typedef struct dtr__link {
     struct dtr__link *next; /* in the control plane's list */
@@ -70,6 +88,7 @@ typedef struct dtr__link {
     dtr__proof_of proof;           /* what both have sent before that */
     int failure;                   /* errno of the end; 0: closed by the other side */
     int64_t since_ns, received_ns; /* made; last message */
+    uint64_t sent;                 /* facts to this version have been sent: control/facts.c */
     size_t n_in, n_out, cap_out;
     char *out; /* what the socket has not taken yet */
     char in[sizeof(dtr__wire_head) + DTR__WIRE_MOST];

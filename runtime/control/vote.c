@@ -82,7 +82,7 @@ bool dtr__has_voted(const uint64_t *voter, int i) {
     return (voter[i / 64] >> i % 64 & 1) != 0;
 }
 
-static void add(const dtr__votes *vs, sum *s, const dtr__vote *one, int voter) {
+void dtr__votes_add(const dtr__votes *vs, sum *s, const dtr__vote *one, int voter) {
     const uint64_t bit = UINT64_C(1) << voter % 64;
     if (s->vote.uid == 0) {
         s->vote = *one;
@@ -91,6 +91,25 @@ static void add(const dtr__votes *vs, sum *s, const dtr__vote *one, int voter) {
     }
     s->voter[voter / 64] |= bit;
     s->voter[vs->voter_words + voter / 64] |= one->status < 0 ? bit : 0;
+}
+
+bool dtr__votes_merge(const dtr__votes *vs, sum *s, const dtr__vote *v, int from, int n,
+                      const uint64_t *words) {
+    const dtr__vote before = s->vote;
+    bool more = false;
+    if (s->vote.uid == 0) {
+        s->vote = *v;
+    } else {
+        dtr__vote_merge(&s->vote, v);
+    }
+    for (int i = 0; i < 2 * n; i++) {
+        uint64_t *at = &s->voter[i < n ? from + i : vs->voter_words + from + i - n];
+        more = more || (words[i] & ~*at) != 0;
+        *at |= words[i];
+    }
+    return more || before.low != s->vote.low || before.high != s->vote.high ||
+           before.bits != s->vote.bits || before.origin != s->vote.origin ||
+           before.status != s->vote.status;
 }
 
 void dtr__votes_gather(const dtr_world *world, uint64_t uid, uint64_t step, sum *one, sum *all) {
@@ -152,6 +171,10 @@ dtr_status dtr__vote_put(dtr_world *world, const int *world_ranks, int n, const 
     v.remote = is_remote(world, world_ranks, n);
     v.origin = world->rank;
     v.n_bad = 0;
+    v.n_node = 0;
+    for (int i = 0; i < n; i++) {
+        v.n_node += world->node_of[world_ranks[i]] == world->node;
+    }
     dtr__vote_end_texts(&v);
     pthread_mutex_lock(&vs->lock);
     entry *own = vs->table[world->local_rank]->own;
@@ -195,7 +218,7 @@ static void gather_own(const dtr_world *world, uint64_t uid, uint64_t step, sum 
                 !dtr__has_voted(all->voter, world->local_world[i]) &&
                 dtr__vote_read(&own[k], &one) && one.uid == uid && one.step == step &&
                 one.origin == world->local_world[i]) {
-                add(vs, all, &one, one.origin);
+                dtr__votes_add(vs, all, &one, one.origin);
             }
         }
     }
@@ -328,7 +351,6 @@ uint64_t dtr__vote_to_propagate(const dtr_world *world, int local_rank, int k, u
     if (k >= DTR__VOTES && dtr__failure_writer(vs, out->uid) != local_rank) {
         return 0; /* only the node's record counts */
     }
-    out->put_ns = dtr__now_ns() - out->put_ns;
     return version;
 }
 
@@ -358,22 +380,21 @@ static int place_received(const dtr__votes *vs, const dtr__vote *v) {
     return at;
 }
 
-void dtr__votes_receive_at(dtr_world *world, int k, const dtr__vote *v, int voter) {
+void dtr__votes_receive_at(dtr_world *world, int k, const sum *from) {
     const dtr__votes *vs = world->control.votes;
     sum *s = vs->received[k];
-    if (s->vote.uid != v->uid || s->vote.step != v->step) {
+    if (s->vote.uid != from->vote.uid || s->vote.step != from->vote.step) {
         memset(s, 0, vs->sum_words * sizeof(uint64_t));
     }
-    add(vs, s, v, voter);
+    (void)dtr__votes_merge(vs, s, &from->vote, 0, vs->voter_words, from->voter);
     _Atomic uint64_t *at = received_of(vs, world->local_rank, k);
     dtr__seqlock_write(at, at + 1, s, vs->sum_words);
 }
 
-void dtr__vote_receive(dtr_world *world, const dtr__vote *v) {
-    const dtr__votes *vs = world->control.votes;
-    const int k = vs != NULL && world->node_count > 1 ? place_received(vs, v) : -1;
+void dtr__vote_receive(dtr_world *world, const sum *s) {
+    const int k = place_received(world->control.votes, &s->vote);
     if (k >= 0) {
-        dtr__votes_receive_at(world, k, v, v->origin);
+        dtr__votes_receive_at(world, k, s);
     }
 }
 

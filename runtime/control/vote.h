@@ -31,7 +31,7 @@ typedef struct dtr__vote {
     };
     uint32_t remote; /* the group has members on other nodes */
     uint32_t n_bad;  /* of the agreed one: members whose status is bad */
-    uint32_t unused;
+    uint32_t n_node; /* of one: members on the voter's node */
     union {
         char native_text[120];
         char operation[120]; /* of a failure record */
@@ -98,8 +98,6 @@ bool dtr__failure_record_settled(const dtr_world *world, uint64_t uid, const int
 uint64_t dtr__vote_to_propagate(const dtr_world *world, int local_rank, int k, uint64_t sent,
                                 dtr__vote *out);
 size_t dtr__vote_bytes(const dtr__vote *v); /* without what lies behind its text */
-/* A step vote of a rank of another node; put_ns on this host's clock. */
-void dtr__vote_receive(dtr_world *world, const dtr__vote *v);
 /* The record of node `from` on a group with members here. */
 void dtr__failure_record_receive(dtr_world *world, int from, const dtr__failure_record *v);
 

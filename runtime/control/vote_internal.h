@@ -24,7 +24,7 @@ typedef struct table {
  * in that on a failure. */
 typedef struct sum {
     dtr__vote vote;
-    uint64_t voter[]; /* [2][voter_words] */
+    uint64_t voter[]; /* [2][voter_words]: have voted, badly */
 } sum;
 
 struct dtr__votes {
@@ -49,8 +49,16 @@ void dtr__vote_write(entry *e, const dtr__vote *v);
 bool dtr__has_voted(const uint64_t *voter, int i);
 /* Adds what this node's ranks have received of others; `one` is scratch memory. */
 void dtr__votes_gather(const dtr_world *world, uint64_t uid, uint64_t step, sum *one, sum *all);
-/* Adds a vote to the k-th sum that this rank's watchdog has received. */
-void dtr__votes_receive_at(dtr_world *world, int k, const dtr__vote *v, int voter);
+void dtr__votes_add(const dtr__votes *vs, sum *s, const dtr__vote *one, int voter);
+/* Merges a vote and its voters, `n` words from that word on of who has voted and then of who of
+ * them badly. True: the sum has changed. */
+bool dtr__votes_merge(const dtr__votes *vs, sum *s, const dtr__vote *v, int from, int n,
+                      const uint64_t *words);
+/* Merges into the k-th sum that this rank's watchdog has received. */
+void dtr__votes_receive_at(dtr_world *world, int k, const sum *from);
+/* Votes on a step; the record that all nodes in the sum have of a group with members here. */
+void dtr__vote_receive(dtr_world *world, const sum *s);
+void dtr__failure_record_receive_sum(dtr_world *world, const sum *s);
 /* Local rank of who has written this node's record of the group, -1: there is none. */
 int dtr__failure_writer(const dtr__votes *vs, uint64_t uid);
 

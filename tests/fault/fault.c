@@ -533,6 +533,7 @@ static const struct {
               { "hung", hung },
               { "hung_left", hung },
               { "cut", cut },
+              { "cut_short", cut },
               { "far_dump", far_dump },
               { "muted", muted },
               { "flipped", flipped },

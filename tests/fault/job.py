@@ -54,9 +54,10 @@ SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc
             "abort_absent": ABORT, "abort_kind": ABORT, "abort_killed": ABORT}
 
 
+CUT_S = 5  # a link that comes back: less than DTR_NODE_SILENCE
 # Seconds that calls may wait by themselves: their own limit, that of heartbeats, or of a node's silence.
 T = {"absent": 1, "abort_absent": 1, "stopped": 1, "refused": 1, "no_partner": 1, "opposite": 1, "no_creation": 1, "no_world": 1,
-     "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2}.get(case, 0)
+     "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2, "cut_short": CUT_S}.get(case, 0)
 PROMPT_S = 3 if node_ranks > 0 else 1  # what comes on top
 
 
@@ -95,7 +96,7 @@ def launch_bed(command, env):
     """With a rank killed on another host the launcher never ends, so it is ended when the ranks have."""
     with open(os.path.join(folder, "output"), "w+") as out:
         bed_process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
-        cut_link = case == "cut"
+        cut_link = case in ("cut", "cut_short")
         while bed_process.poll() is None and not all("destroy" in lines(r) for r in survivors()):
             time.sleep(0.05)
             if cut_link and all(os.path.exists(os.path.join(folder, "in%d" % r)) for r in range(ranks)):
@@ -104,6 +105,9 @@ def launch_bed(command, env):
                     f.write("%.6f" % time.monotonic())
                 cut_link = False
                 open(os.path.join(folder, "cut"), "w").close()
+                if case == "cut_short":
+                    time.sleep(CUT_S)
+                    switch_link(bed_process.pid, "up")
         if case == "cut":
             switch_link(bed_process.pid, "up")  # so that the launcher can end what it started there
         bed_process.terminate()

@@ -120,6 +120,7 @@ dtr_add_mpi_run(exec TARGET test_exec WAITS NPROCS 2 PASS "rank 0 was told")
 dtr_add_mpi_run(exec TARGET test_exec WAITS NPROCS 3 PASS "rank [01] was told.*rank [01] was told")
 dtr_add_mpi_test(vote SOURCES mpi/vote.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_run(vote_hier TARGET test_vote NPROCS 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
+dtr_add_mpi_run(vote_ring TARGET test_vote NPROCS 8 ENVIRONMENT DTR_NODE_RANKS=1)
 # On pretended nodes too, and without a progress thread.
 dtr_add_mpi_test(suspend SOURCES mpi/suspend.c WAITS NPROCS 2 3)
 dtr_add_mpi_run(suspend_hier TARGET test_suspend WAITS NPROCS 4 ENVIRONMENT DTR_NODE_RANKS=2)
@@ -127,6 +128,7 @@ dtr_add_mpi_run(suspend_alone TARGET test_suspend WAITS NPROCS 2 ENVIRONMENT DTR
 # The port between nodes, with strangers at it; by HMAC where there is nettle, with the key itself, and on one interface.
 dtr_add_mpi_test(control SOURCES mpi/control.c WAITS NPROCS 2 ENVIRONMENT DTR_NODE_RANKS=1 DTR_NODE_SILENCE=4)
 dtr_add_mpi_run(control_hier TARGET test_control WAITS NPROCS 4 ENVIRONMENT DTR_NODE_RANKS=2 DTR_NODE_SILENCE=4)
+dtr_add_mpi_run(control_ring TARGET test_control WAITS NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=1 DTR_NODE_SILENCE=4)
 dtr_add_mpi_run(control_clear TARGET test_control WAITS NPROCS 2 ENVIRONMENT DTR_NODE_RANKS=1 TEST_WITHOUT_HMAC=1)
 dtr_add_mpi_run(control_lo TARGET test_control WAITS NPROCS 3 ENVIRONMENT DTR_NODE_RANKS=1 DTR_CONTROL_INTERFACE=lo)
 foreach(call accept4 send dtr__proof_has_hmac)
@@ -135,6 +137,7 @@ endforeach()
 # Reports that come rarely, as where there are many nodes.
 dtr_add_mpi_test(reports SOURCES mpi/reports.c NPROCS 3 4 ENVIRONMENT DTR_NODE_RANKS=1 DTR_CONTROL_MS=3000)
 dtr_add_mpi_run(reports_hier TARGET test_reports NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=2 DTR_CONTROL_MS=3000)
+dtr_add_mpi_run(reports_ring TARGET test_reports NPROCS 8 ENVIRONMENT DTR_NODE_RANKS=1 DTR_CONTROL_MS=3000)
 dtr_add_mpi_test(clock SOURCES mpi/clock.c NPROCS 1 2 3)
 foreach(call dtr__now dtr__now_ns dtr__stamp_ns abort)
   target_link_options(test_clock PRIVATE -Wl,--wrap=${call})

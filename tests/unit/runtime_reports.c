@@ -10,7 +10,7 @@
 #include "control/control_internal.h"
 #include "unit.h"
 
-enum { NODES = 100, UID = 7, LATE = 70 };
+enum { NODES = 100, UID = 7, LATE = 68, FAR = 70 }; /* a neighbour on the ring, and none */
 static const int64_t PERIOD_NS = 20 * MS;
 
 static struct {
@@ -107,11 +107,15 @@ static void say(int from, dtr__wire_kind kind, const void *data, size_t nbytes) 
 
 /* `asked_ns`: the question that it answers, 0: none. */
 static void say_report(int from, int64_t asked_ns) {
-    dtr__rank_report d = { .rank = from, .n_groups = 1, .fresh_ns = asked_ns };
-    d.group[0].uid = UID;
-    d.group[0].seq = t.seq[from];
-    snprintf(d.doing, sizeof d.doing, "it has entered %llu", (unsigned long long)t.seq[from]);
-    say(from, DTR__WIRE_REPORT, &d, sizeof d);
+    dtr__wire_report m = { .to = 0 };
+    dtr__rank_report *d = &m.report;
+    d->rank = from;
+    d->n_groups = 1;
+    d->fresh_ns = asked_ns;
+    d->group[0].uid = UID;
+    d->group[0].seq = t.seq[from];
+    snprintf(d->doing, sizeof d->doing, "it has entered %llu", (unsigned long long)t.seq[from]);
+    say(from, DTR__WIRE_REPORT, &m, sizeof m);
 }
 
 /* What the library has sent to a node: everything begins with a head and is read whole. */
