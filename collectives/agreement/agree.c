@@ -42,6 +42,8 @@ void dtr__agreements_free(dtr__agreements *ms, bool mpi_alive) {
     }
     if (mpi_alive) {
         dtr__mailbox_flush(&ms->out);
+        dtr__mailbox_close(&ms->in_up);
+        dtr__mailbox_close(&ms->in_down);
     }
     for (int i = 0; i < ms->n_waiting; i++) {
         free(ms->waiting[i]);
@@ -182,7 +184,8 @@ static dtr_status receive_all(dtr__agreement *m, bool *moved) {
     int from = -1;
     *moved = false;
     for (;;) {
-        DTR_TRY(dtr__mailbox_receive(m->world, DTR__TAG_AGREE_UP, &message, &nbytes, &from));
+        DTR_TRY(dtr__mailbox_receive(m->world, &m->ms->in_up, DTR__TAG_AGREE_UP, &message, &nbytes,
+                                     &from));
         dtr__up *up = message;
         if (up == NULL) {
             break;
@@ -197,7 +200,8 @@ static dtr_status receive_all(dtr__agreement *m, bool *moved) {
         }
     }
     for (;;) {
-        DTR_TRY(dtr__mailbox_receive(m->world, DTR__TAG_AGREE_DOWN, &message, &nbytes, &from));
+        DTR_TRY(dtr__mailbox_receive(m->world, &m->ms->in_down, DTR__TAG_AGREE_DOWN, &message,
+                                     &nbytes, &from));
         dtr__down *down = message;
         if (down == NULL) {
             return DTR_OK;

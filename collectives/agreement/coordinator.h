@@ -40,6 +40,7 @@ typedef struct dtr__down {
 struct dtr__agreements {
     uint64_t epoch, number, next_uid;
     dtr__control_message *out;
+    dtr__arriving *in_up, *in_down;
     int n_waiting;
     dtr__up **waiting; /* [world size] newest ENTER of each rank, not withdrawn, not used up */
 };

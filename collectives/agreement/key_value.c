@@ -28,6 +28,7 @@ struct dtr__key_values {
     pthread_mutex_t lock; /* guards the rest */
     item *items;
     dtr__control_message *messages;
+    dtr__arriving *in;
 };
 
 dtr__key_values *dtr__key_values_new(dtr_world *world, uint64_t epoch) {
@@ -46,6 +47,7 @@ void dtr__key_values_free(dtr__key_values *x, bool mpi_alive) {
     }
     if (mpi_alive) {
         dtr__mailbox_flush(&x->messages);
+        dtr__mailbox_close(&x->in);
     }
     while (x->items != NULL) {
         item *next = x->items->next;
@@ -185,7 +187,8 @@ static dtr_status take_in(dtr__key_values *x) {
     size_t nbytes = 0;
     int from = -1;
     for (;;) {
-        DTR_TRY(dtr__mailbox_receive(x->world, DTR__TAG_KEY_VALUE, &message, &nbytes, &from));
+        DTR_TRY(
+            dtr__mailbox_receive(x->world, &x->in, DTR__TAG_KEY_VALUE, &message, &nbytes, &from));
         if (message == NULL) {
             return DTR_OK;
         }

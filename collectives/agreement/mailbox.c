@@ -90,37 +90,96 @@ void dtr__mailbox_flush(dtr__control_message **out) {
     }
 }
 
-dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
-                                int *from) {
+/* Begin to receive one message, if there is one. */
+static dtr_status begin_to_receive(dtr_world *world, dtr__arriving **in, int tag, bool *found) {
     dtr__error_context ctx = { .world = world, .operation = "message between ranks" };
     MPI_Comm comm = world->mpi.comm;
     MPI_Message handle = MPI_MESSAGE_NULL;
     MPI_Status status;
     int flag = 0, count = 0;
-    *message = NULL;
-    if (world->mpi.inbox != NULL) {
-        return dtr__inbox_receive(world->mpi.inbox, tag, 0, -1, message, nbytes, from);
-    }
     int code = DTR_INSIDE(MPI_Improbe, MPI_ANY_SOURCE, tag, comm, &flag, &handle, &status);
     if (code != MPI_SUCCESS && !dtr__mpi_acknowledge(comm, code)) {
         return dtr__error_mpi(&ctx, code, "MPI_Improbe", __FILE__, __LINE__);
     }
-    if (code != MPI_SUCCESS || !flag) {
+    *found = code == MPI_SUCCESS && flag;
+    if (!*found) {
         return DTR_OK;
     }
     DTR_MPI(&ctx, MPI_Get_count(&status, MPI_BYTE, &count));
+    dtr__arriving *a = malloc(sizeof *a);
     void *data = malloc(count > 0 ? (size_t)count : 1);
-    if (data == NULL) { /* take the message all the same, or it is found again for ever */
+    if (a == NULL || data == NULL) { /* take it all the same, or it is found again for ever */
+        free(a);
+        free(data);
         DTR_INSIDE(MPI_Mrecv, NULL, 0, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a message of %d bytes", count);
     }
-    code = DTR_INSIDE(MPI_Mrecv, data, count, MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+    *a = (dtr__arriving){ .data = data, .nbytes = (size_t)count, .from = status.MPI_SOURCE };
+    code = DTR_INSIDE(MPI_Imrecv, data, count, MPI_BYTE, &handle, &a->request);
     if (code != MPI_SUCCESS) {
+        free(a);
         free(data);
-        return dtr__error_mpi(&ctx, code, "MPI_Mrecv", __FILE__, __LINE__);
+        return dtr__error_mpi(&ctx, code, "MPI_Imrecv", __FILE__, __LINE__);
     }
-    *message = data;
-    *nbytes = (size_t)count;
-    *from = status.MPI_SOURCE;
+    while (*in != NULL) {
+        in = &(*in)->next;
+    }
+    *in = a;
     return DTR_OK;
+}
+
+/* Messages of one rank stay in their order. */
+static bool has_earlier(const dtr__arriving *first, const dtr__arriving *a) {
+    while (first != a && first->from != a->from) {
+        first = first->next;
+    }
+    return first != a;
+}
+
+/* The first that is whole; NULL: none. */
+static void *take_whole(dtr__arriving **in, size_t *nbytes, int *from) {
+    void *data = NULL;
+    for (dtr__arriving **at = in; *at != NULL && data == NULL;) {
+        dtr__arriving *a = *at;
+        int whole = 0, code = MPI_SUCCESS;
+        if (!has_earlier(*in, a)) {
+            code = DTR_INSIDE(MPI_Test, &a->request, &whole, MPI_STATUS_IGNORE);
+        }
+        if (code == MPI_SUCCESS && !whole) {
+            at = &a->next;
+            continue;
+        }
+        if (code == MPI_SUCCESS) {
+            data = a->data;
+            *nbytes = a->nbytes;
+            *from = a->from;
+        } else { /* its sender has failed */
+            free(a->data);
+        }
+        *at = a->next;
+        free(a);
+    }
+    return data;
+}
+
+dtr_status dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag, void **message,
+                                size_t *nbytes, int *from) {
+    *message = NULL;
+    if (world->mpi.inbox != NULL) {
+        return dtr__inbox_receive(world->mpi.inbox, tag, 0, -1, message, nbytes, from);
+    }
+    for (bool found = true; found && *message == NULL;) {
+        DTR_TRY(begin_to_receive(world, in, tag, &found));
+        *message = take_whole(in, nbytes, from);
+    }
+    return DTR_OK;
+}
+
+void dtr__mailbox_close(dtr__arriving **in) {
+    size_t nbytes;
+    int from;
+    for (void *data; (data = take_whole(in, &nbytes, &from)) != NULL;) {
+        free(data);
+    }
+    *in = NULL;
 }

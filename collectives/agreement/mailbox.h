@@ -24,6 +24,15 @@ typedef struct dtr__control_message {
     _Alignas(8) unsigned char data[];
 } dtr__control_message;
 
+/* A message on its way in: a large one needs its sender, which may be stopped. */
+typedef struct dtr__arriving {
+    struct dtr__arriving *next;
+    MPI_Request request;
+    void *data;
+    size_t nbytes;
+    int from;
+} dtr__arriving;
+
 /* The right to call MPI below MPI_THREAD_MULTIPLE, where one lock serialises it in the whole world.
  * Nothing at that level. */
 void dtr__mpi_lock(dtr_world *world);
@@ -40,8 +49,11 @@ void dtr__mailbox_reap(dtr__control_message **out);
 /* The same at the end of a world: wait a moment for messages under way. What no rank receives stays
  * with MPI, which cannot be made to give it back. */
 void dtr__mailbox_flush(dtr__control_message **out);
-/* One message of a tag, if there is one: malloc'ed, with its sender; NULL otherwise. */
-dtr_status dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
-                                int *from);
+/* One message of a tag, if one is here as a whole: malloc'ed, with its sender; NULL otherwise. `in`
+ * keeps those that are not, one list for each tag. */
+dtr_status dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag, void **message,
+                                size_t *nbytes, int *from);
+/* At the end of a world, while MPI lives. What has not come by then stays with MPI. */
+void dtr__mailbox_close(dtr__arriving **in);
 
 #endif /* DTR_MAILBOX_H */

@@ -53,6 +53,7 @@ struct dtr__notifier {
     outgoing *out;
     pthread_mutex_t lock; /* guards the rest; order: groups->lock after it */
     dtr__control_message *messages;
+    dtr__arriving *in;
     notification unclaimed[UNCLAIMED];
     unsigned n_unclaimed;
     early *early;
@@ -100,6 +101,7 @@ void dtr__notifier_free(dtr__notifier *ns, bool mpi_alive) {
     }
     if (mpi_alive) {
         dtr__mailbox_flush(&ns->messages);
+        dtr__mailbox_close(&ns->in);
     }
     while (ns->out != NULL) {
         outgoing *next = ns->out->next;
@@ -264,7 +266,8 @@ static void take_in(dtr__notifier *ns, dtr__queue *called) {
     int from = -1;
     /* The first probe may only bring in what the second one finds. */
     for (int empty = 0; empty < 2;) {
-        if (dtr__mailbox_receive(ns->world, DTR__TAG_NOTIFY, &message, &nbytes, &from) < 0) {
+        if (dtr__mailbox_receive(ns->world, &ns->in, DTR__TAG_NOTIFY, &message, &nbytes, &from) <
+            0) {
             return;
         }
         notification *n = message;

@@ -72,11 +72,11 @@ static dtr__up *next_message(int *from) {
     return message;
 }
 
-dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
-                                       int *from);
-dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, int tag, void **message, size_t *nbytes,
-                                       int *from) {
-    (void)world;
+dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag,
+                                       void **message, size_t *nbytes, int *from);
+dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag,
+                                       void **message, size_t *nbytes, int *from) {
+    (void)world, (void)in;
     others.polled = tag == DTR__TAG_AGREE_UP && !others.polled;
     *message = others.polled ? next_message(from) : NULL;
     *nbytes = sizeof(dtr__up);
