@@ -1,7 +1,14 @@
-/* Agreements. The lowest rank that takes part is the coordinator: every rank sends its entry there,
- * and the coordinator proposes what agreement/decide.c decides. No rank returns DTR_OK before all
- * have accepted, so a rank that gave up at its deadline is never counted in. The second lowest rank
- * is the backup: it receives the entries too, and answers where the coordinator is missing.
+/* Agreements. The lowest rank that takes part is the coordinator: it gets the entry of every rank
+ * and proposes what agreement/decide.c decides. No rank returns DTR_OK before all have accepted, so
+ * a rank that gave up at its deadline is never counted in. Entries, proposals and acceptances
+ * travel by a tree (agreement/tree.c).
+ *
+ * A tree says nothing of who is below a rank that has not come. So a rank that has waited for half
+ * of its limit enters directly: it sends its entry to the coordinator and to the second lowest
+ * rank, the backup, which answers where the coordinator is missing. Whoever of these two gets such
+ * an entry asks all who have not come to enter directly too, and a rank that comes later finds the
+ * question. So when the first limit is reached it is known who has come. Where a group or world
+ * ends, a failure has to reach those who wait at once, and all enter directly.
  *
  * A rank whose limit is reached withdraws, and that ends the agreement for all who came. What a
  * rank sent to an agreement that has ended counts for nothing: a withdrawn entry is dropped, and
@@ -13,6 +20,7 @@
 #include "control/peers.h"
 #include "coordinator.h"
 #include "core/team.h"
+#include "tree.h"
 
 /* A rank that came this much later than the one whose limit was reached waits for its own: equal
  * limits then end at the limit everywhere, never a moment before. */
@@ -23,12 +31,15 @@
 dtr__agreements *dtr__agreements_new(const dtr_world *world, uint64_t epoch) {
     dtr__agreements *ms = calloc(1, sizeof(*ms));
     dtr__up **waiting = calloc((size_t)world->size, sizeof(dtr__up *));
-    if (ms == NULL || waiting == NULL) {
+    uint64_t *gone = calloc((size_t)world->size, sizeof *gone);
+    if (ms == NULL || waiting == NULL || gone == NULL) {
         free(ms);
         free(waiting);
+        free(gone);
         return NULL;
     }
     ms->waiting = waiting;
+    ms->gone = gone;
     ms->n_waiting = world->size;
     ms->epoch = epoch;
     /* The coordinator of an agreement hands out uids; its rank in them keeps them apart. */
@@ -49,6 +60,7 @@ void dtr__agreements_free(dtr__agreements *ms, bool mpi_alive) {
         free(ms->waiting[i]);
     }
     free(ms->waiting);
+    free(ms->gone);
     free(ms);
 }
 
@@ -70,7 +82,7 @@ static int by_rank(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static int position(const dtr__agreement *m, int rank) {
+int dtr__agreement_position(const dtr__agreement *m, int rank) {
     const int *at = bsearch(&rank, m->ranks, (size_t)m->n, sizeof rank, by_rank);
     return at != NULL ? (int)(at - m->ranks) : -1;
 }
@@ -79,7 +91,7 @@ static int position(const dtr__agreement *m, int rank) {
  * part, the agreement is over for all; else it left before, and its entry counts for nothing. */
 static void withdrawn(dtr__agreement *m, int from, int saw) {
     dtr__up *up = m->ms->waiting[from];
-    int i = position(m, from);
+    int i = dtr__agreement_position(m, from);
     bool part = i >= 0 && m->phase != DTR__ENDED && dtr__agreement_is_for(m, &up->entry);
     double limit_s = up->entry.limit_s;
     bool knew = (saw & (m->me == 0 ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP)) != 0;
@@ -97,7 +109,7 @@ static void withdrawn(dtr__agreement *m, int from, int saw) {
     if (part && m->me == 1 && knew && m->phase == DTR__GATHERING &&
         dtr__agreement_coordinator_missing(m)) {
         dtr__agreement_all_came(m);
-        dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+        dtr__agreement_withdraw(m, false);
         dtr__agreement_time_out(m, limit_s);
         return;
     }
@@ -111,25 +123,55 @@ static void withdrawn(dtr__agreement *m, int from, int saw) {
     }
 }
 
-static void take_up(dtr__agreement *m, dtr__up *up, int from) {
+void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from) {
     dtr__up **slot = &m->ms->waiting[from];
-    bool current = *slot != NULL && (*slot)->number == up->number;
-    if (up->kind == DTR__UP_ENTER) {
-        free(*slot);
-        *slot = up;
-        int i = position(m, from);
-        if (i >= 0) { /* a new attempt: answers to the former one do not count */
-            m->greeted[i] = false;
-            m->n_accepted -= m->accepted[i];
-            m->accepted[i] = false;
-            dtr__agreement_changed(m, i);
-        }
+    const uint64_t known = *slot != NULL ? (*slot)->number : 0;
+    const bool directly = up->kind == DTR__UP_ENTER;
+    if (up->number <= m->ms->gone[from] || up->number < known ||
+        (up->number == known && !directly)) {
+        free(up); /* it has come by another way */
         return;
     }
-    if (current && up->kind == DTR__UP_WITHDRAW) {
-        withdrawn(m, from, up->detail);
+    if (up->entry.ends != 0 && up->entry.ends == m->ms->ended) {
+        free(up); /* the coordinator had it before this rank, which is the backup */
+        return;
+    }
+    free(*slot);
+    *slot = up;
+    int i = dtr__agreement_position(m, from);
+    if (m->me != 0 && up->number > known && (m->phase == DTR__AGREEING || (i >= 0 && m->came[i]))) {
+        up->detail |= DTR__ENTER_NEXT; /* it knows already how this agreement has ended */
+    }
+    if (i >= 0 && up->number > known) { /* a new attempt: answers to the former one do not count */
+        m->greeted[i] = false;
+        m->n_accepted -= m->accepted[i];
+        m->accepted[i] = false;
+        m->subtree_changed = true;
+    }
+    if (i >= 0) {
+        dtr__agreement_changed(m, i);
+    }
+}
+
+static void take_up(dtr__agreement *m, dtr__up *up, int from) {
+    const dtr__up *entered = m->ms->waiting[from];
+    const bool current = entered != NULL && entered->number == up->number;
+    if (up->kind == DTR__UP_ENTER) {
+        up->detail &= DTR__ENTER_ASKED;
+        dtr__agreement_arrived(m, up, from);
+        return;
+    }
+    if (up->kind == DTR__UP_WITHDRAW) {
+        if (current) {
+            withdrawn(m, from, up->detail);
+        }
+        if (m->ms->gone[from] < up->number) { /* the tree may yet bring its entry */
+            m->ms->gone[from] = up->number;
+        }
+    } else if (up->kind == DTR__UP_ACCEPT_ALL) {
+        dtr__tree_take_accepted(m, up->number, up->detail, from);
     } else if (current && m->phase == DTR__AGREEING && up->detail == m->round) {
-        int i = position(m, from);
+        int i = dtr__agreement_position(m, from);
         if (i >= 0) {
             m->n_accepted += !m->accepted[i];
             m->accepted[i] = true;
@@ -138,43 +180,80 @@ static void take_up(dtr__agreement *m, dtr__up *up, int from) {
     free(up);
 }
 
+/* It may have come before this rank has begun what it is asked for. */
+static void take_question(dtr__agreement *m, uint64_t scope) {
+    if (scope != m->mine->scope) {
+        m->ms->asked = scope;
+    }
+    if (m->phase == DTR__GATHERING && m->me != 0) {
+        dtr__agreement_enter(m, true);
+    }
+}
+
+static void take_commit(dtr__agreement *m, const dtr__down *down) {
+    if (m->phase == DTR__AGREEING && m->me != 0 && down->root == m->ranks[0] &&
+        down->number == m->root_number && down->round == m->round) {
+        m->ms->n_owed += dtr__tree_commit(m);
+        dtr__agreement_end(m, DTR_OK);
+    } else if (m->ms->n_owed > 0) { /* by the other tree */
+        m->ms->n_owed--;
+    }
+}
+
 static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, int from) {
+    if (down->kind == DTR__DOWN_ASK) {
+        take_question(m, down->number);
+        return;
+    }
+    if (down->kind == DTR__DOWN_COMMIT) {
+        take_commit(m, down);
+        return;
+    }
     if (down->number != m->number || m->phase == DTR__ENDED) {
         return;
     }
     m->saw |= from == m->ranks[0] ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP;
-    if (down->kind == DTR__DOWN_HERE && from == m->ranks[0] && m->phase == DTR__AGREEING) {
-        free(m->out->members);
-        *m->out = (dtr__outcome){ 0 };
-        m->phase = DTR__GATHERING;
-        m->deadline = m->began + m->mine->limit_s;
+    if (down->kind == DTR__DOWN_HERE && from == m->ranks[0]) {
+        m->off_round = down->round > m->off_round ? down->round : m->off_round;
+        if (m->phase == DTR__AGREEING && m->round <= m->off_round) {
+            free(m->out->members);
+            *m->out = (dtr__outcome){ 0 };
+            m->phase = DTR__GATHERING;
+            m->deadline = m->began + m->mine->limit_s;
+        }
     } else if (down->kind == DTR__DOWN_FINAL) {
         if (from != m->ranks[0] && m->phase == DTR__GATHERING) {
-            dtr__agreement_send_up(
-                m, 0, DTR__UP_WITHDRAW); /* the coordinator does not know the backup's answer */
+            dtr__agreement_withdraw(m, false); /* the coordinator does not know this answer */
         }
         snprintf(m->text, sizeof(m->text), "%.*s", (int)(nbytes - sizeof(*down)),
                  (const char *)(down + 1));
-        dtr__agreement_end(m, down->answer.status);
-    } else if (down->kind == DTR__DOWN_PROPOSE && m->phase == DTR__GATHERING) {
-        size_t n_members = (size_t)down->n_members;
-        int *members = NULL;
-        if (n_members > 0 && nbytes == sizeof(*down) + sizeof(int) * n_members) {
-            members = malloc(sizeof(int) * n_members);
-            if (members == NULL) {
-                return; /* not accepted: the coordinator's deadline ends it */
-            }
-            memcpy(members, down + 1, sizeof(int) * n_members);
-        }
-        dtr__agreement_take_answer(m, &down->answer, members, down->n_members);
-        m->phase = DTR__AGREEING;
-        m->round = down->round;
-        /* The coordinator answers within its own DTR__FINISH_S. */
-        m->deadline = dtr__now() + 2 * DTR__FINISH_S;
-        dtr__agreement_send_up(m, 0, DTR__UP_ACCEPT);
-    } else if (down->kind == DTR__DOWN_COMMIT && m->phase == DTR__AGREEING) {
-        dtr__agreement_end(m, DTR_OK);
+        dtr__agreement_end(m, (dtr_status)down->status);
     }
+}
+
+static void receive_up(dtr__agreement *m, dtr__up *up, size_t nbytes, int from) {
+    enum { SHORT = offsetof(dtr__up, entry) };
+    if (nbytes < SHORT || up->epoch != m->ms->epoch) {
+        free(up);
+    } else if (up->kind == DTR__UP_BATCH) {
+        dtr__tree_take_batch(m, (const dtr__batch *)up, nbytes);
+        free(up);
+    } else if (nbytes == (up->kind == DTR__UP_ENTER ? sizeof(*up) : SHORT)) {
+        take_up(m, up, from);
+    } else {
+        free(up);
+    }
+}
+
+static void receive_down(dtr__agreement *m, dtr__down *down, size_t nbytes, int from) {
+    if (nbytes >= sizeof(*down) && down->epoch == m->ms->epoch) {
+        if (down->kind == DTR__DOWN_PROPOSE) {
+            dtr__tree_take_proposal(m, (dtr__proposal *)down, nbytes, from);
+        } else {
+            take_down(m, down, nbytes, from);
+        }
+    }
+    free(down);
 }
 
 /* Receive everything that has arrived; `moved`: there was something. */
@@ -186,31 +265,20 @@ static dtr_status receive_all(dtr__agreement *m, bool *moved) {
     for (;;) {
         DTR_TRY(dtr__mailbox_receive(m->world, &m->ms->in_up, DTR__TAG_AGREE_UP, &message, &nbytes,
                                      &from));
-        dtr__up *up = message;
-        if (up == NULL) {
+        if (message == NULL) {
             break;
         }
         *moved = true;
-        bool whole = nbytes == sizeof(*up) ||
-                     (nbytes == offsetof(dtr__up, entry) && up->kind != DTR__UP_ENTER);
-        if (whole && up->epoch == m->ms->epoch) {
-            take_up(m, up, from);
-        } else {
-            free(up);
-        }
+        receive_up(m, message, nbytes, from);
     }
     for (;;) {
         DTR_TRY(dtr__mailbox_receive(m->world, &m->ms->in_down, DTR__TAG_AGREE_DOWN, &message,
                                      &nbytes, &from));
-        dtr__down *down = message;
-        if (down == NULL) {
+        if (message == NULL) {
             return DTR_OK;
         }
         *moved = true;
-        if (nbytes >= sizeof(*down) && down->epoch == m->ms->epoch) {
-            take_down(m, down, nbytes, from);
-        }
-        free(down);
+        receive_down(m, message, nbytes, from);
     }
 }
 
@@ -238,13 +306,13 @@ static void expire(dtr__agreement *m) {
     if (coordinates || (m->me == 1 && dtr__agreement_coordinator_missing(m))) {
         dtr__agreement_all_came(m);
         if (!coordinates) {
-            dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+            dtr__agreement_withdraw(m, false);
         }
         dtr__agreement_time_out(m, m->mine->limit_s);
         return;
     }
     if (m->phase == DTR__GATHERING) {
-        dtr__agreement_send_up_all(m, DTR__UP_WITHDRAW);
+        dtr__agreement_withdraw(m, true);
         m->phase = DTR__LISTENING;
         m->deadline = dtr__now() + DTR__LISTEN_S;
         return;
@@ -262,7 +330,7 @@ static void expire(dtr__agreement *m) {
 static void give_up(dtr__agreement *m) {
     if (m->me != 0) {
         m->saw = 0;
-        dtr__agreement_send_up_all(m, DTR__UP_WITHDRAW);
+        dtr__agreement_withdraw(m, true);
     }
     m->gave_up = true;
     m->watch_broke = atomic_load(&m->watch->status) != DTR_OK;
@@ -290,13 +358,34 @@ static void follow_coordinator(dtr__agreement *m) {
     }
 }
 
+/* How long a backup waits for the coordinator before it asks for it. */
+static double coordinator_has(const dtr__agreement *m) {
+    const double part = m->mine->limit_s / 16;
+    return part < 0.1 ? part : 0.1;
+}
+
+/* While entries come in, of all but the coordinator. */
+static void gather(dtr__agreement *m) {
+    (void)dtr__agreement_all_came(m);
+    if (!m->star) {
+        dtr__tree_gather(m);
+    }
+    if (dtr__agreement_needs_all(m)) {
+        dtr__agreement_enter(m, false);
+        if (m->me == 1 && dtr__agreement_coordinator_missing(m) &&
+            dtr__now() >= m->direct_at + coordinator_has(m)) {
+            dtr__agreement_ask(m);
+        }
+    }
+}
+
 /* One round. The caller holds the right to call MPI. */
 static dtr_status step(dtr__agreement *m, bool *moved) {
     DTR_TRY(receive_all(m, moved));
     if (m->me == 0 && m->phase != DTR__ENDED) {
         DTR_TRY(dtr__coordinator_step(m));
-    } else if (m->me == 1 && m->phase == DTR__GATHERING && dtr__agreement_coordinator_missing(m)) {
-        dtr__agreement_all_came(m);
+    } else if (m->me != 0 && m->phase == DTR__GATHERING) {
+        gather(m);
     }
     if (m->phase == DTR__ENDED) {
         return DTR_OK;
@@ -343,13 +432,29 @@ static void pause_between(dtr__agreement *m, bool moved, dtr__backoff *backoff) 
     dtr__backoff_pause(m->world, backoff);
 }
 
+/* Before a world ends its communicator has to be empty: MPI may take what comes later for a message
+ * of the next one. */
+static dtr_status await_owed(dtr__agreement *m, dtr__backoff *backoff) {
+    const bool world_ends = m->mine->end != 0 && m->watch == NULL;
+    dtr_status s = DTR_OK;
+    while (world_ends && m->ms->n_owed > 0 && dtr__now() < m->began + DTR__OWED_S && s >= 0) {
+        bool moved = false;
+        dtr__mpi_lock(m->world);
+        s = receive_all(m, &moved);
+        dtr__mpi_unlock(m->world);
+        pause_between(m, moved, backoff);
+    }
+    return s;
+}
+
 static dtr_status run(dtr__agreement *m) {
     dtr__backoff backoff = { 0 };
+    DTR_TRY(await_owed(m, &backoff));
     for (bool first = true;; first = false) {
         bool moved = false;
         dtr__mpi_lock(m->world);
-        if (first && m->me != 0) {
-            dtr__agreement_send_up_all(m, DTR__UP_ENTER);
+        if (first && m->me != 0 && (m->star || m->ms->asked == m->mine->scope)) {
+            dtr__agreement_enter(m, !m->star);
             if (m->mine->end != 0 && m->mine->status < 0) { /* nor does the coordinator wait then */
                 dtr__agreement_end(m, (dtr_status)m->mine->status);
             }
@@ -378,10 +483,12 @@ static dtr_status prepare(dtr__agreement *m, const int *ranks, int n) {
     DTR_TRY(dtr__agreement_alloc(m, n));
     memcpy(m->ranks, ranks, sizeof(int) * (size_t)n);
     qsort(m->ranks, (size_t)n, sizeof(int), by_rank);
-    m->me = position(m, m->world->rank);
+    m->me = dtr__agreement_position(m, m->world->rank);
     m->began = dtr__now();
     m->deadline = m->began + m->mine->limit_s;
     m->number = ++m->ms->number;
+    m->subtree_changed = true;
+    m->star = m->mine->end != 0;
     return DTR_OK;
 }
 
@@ -420,5 +527,6 @@ dtr_status dtr__agree(dtr_world *world, const char *what, const int *ranks, int 
     (void)dtr__error_put_back(own, s == (dtr_status)mine->status ? s : DTR_OK);
     free(m.ranks);
     free(m.came);
+    free(m.proposal);
     return s;
 }

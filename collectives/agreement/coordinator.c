@@ -8,6 +8,7 @@
 #include "control/peers.h"
 #include "coordinator.h"
 #include "core/team.h"
+#include "tree.h"
 
 /* How long the end of a group waits where other ranks make another call. */
 #define HOLD_S 0.1
@@ -15,11 +16,10 @@
 /* ---- sending ---- */
 
 /* A message that cannot be sent is dropped: the deadline ends what it was for. */
-void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind) {
-    dtr__up up = { .epoch = m->ms->epoch,
-                   .number = m->number,
-                   .kind = (int32_t)kind,
-                   .detail = kind == DTR__UP_ACCEPT ? m->round : m->saw };
+static void send_up(dtr__agreement *m, int to, dtr__up_kind kind, int detail) {
+    dtr__up up = {
+        .epoch = m->ms->epoch, .number = m->number, .kind = (int32_t)kind, .detail = detail
+    };
     size_t nbytes = offsetof(dtr__up, entry);
     if (kind == DTR__UP_ENTER) {
         up.entry = *m->mine;
@@ -29,27 +29,67 @@ void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind) {
                             NULL, 0);
 }
 
-void dtr__agreement_send_up_all(dtr__agreement *m, dtr__up_kind kind) {
-    if (m->me > 1) {
-        dtr__agreement_send_up(m, 1, kind);
-    }
-    dtr__agreement_send_up(m, 0, kind);
+void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind) {
+    send_up(m, to, kind, kind == DTR__UP_ACCEPT ? m->round : m->saw);
 }
 
-static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, const dtr__answer *answer,
-                      const int *members, int n_members) {
-    dtr__down down = { .epoch = m->ms->epoch,
-                       .number = dtr__entry_of(m, to)->number,
-                       .kind = (int32_t)kind };
-    if (answer != NULL) {
-        down.answer = *answer;
+void dtr__agreement_withdraw(dtr__agreement *m, bool backup_too) {
+    const int parent = dtr__tree_node_at(m->me, m->n).parent;
+    if (parent > 1) {
+        dtr__agreement_send_up(m, parent, DTR__UP_WITHDRAW);
     }
-    down.round = m->round;
-    down.n_members = n_members;
+    if (backup_too && m->me > 1) {
+        dtr__agreement_send_up(m, 1, DTR__UP_WITHDRAW);
+    }
+    dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+}
+
+/* To the backup and then to the coordinator: the backup keeps the list in case the coordinator is
+ * missing. */
+void dtr__agreement_enter(dtr__agreement *m, bool asked) {
+    const int detail = asked ? DTR__ENTER_ASKED : 0;
+    if (m->direct) {
+        return;
+    }
+    m->direct = true;
+    m->direct_at = dtr__now();
+    if (m->ms->asked == m->mine->scope) {
+        m->ms->asked = 0;
+    }
+    if (m->me > 1) {
+        send_up(m, 1, DTR__UP_ENTER, detail);
+    }
+    send_up(m, 0, DTR__UP_ENTER, detail);
+}
+
+static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, uint64_t number,
+                      dtr_status s) {
+    const dtr__down down = { .epoch = m->ms->epoch,
+                             .number = number,
+                             .kind = (int32_t)kind,
+                             .round = m->round,
+                             .status = (int32_t)s,
+                             .root = m->ranks[m->me] };
     const bool final = kind == DTR__DOWN_FINAL;
     (void)dtr__mailbox_send(m->world, &m->ms->out, m->ranks[to], DTR__TAG_AGREE_DOWN, &down,
-                            sizeof(down), final ? (const void *)m->text : members,
-                            final ? strlen(m->text) + 1 : sizeof(int) * (size_t)n_members);
+                            sizeof(down), final ? m->text : NULL, final ? strlen(m->text) + 1 : 0);
+}
+
+static void send_here(dtr__agreement *m, int to) {
+    send_down(m, to, DTR__DOWN_HERE, dtr__entry_of(m, to)->number, DTR_OK);
+}
+
+static void send_final(dtr__agreement *m, int to, dtr_status s) {
+    send_down(m, to, DTR__DOWN_FINAL, dtr__entry_of(m, to)->number, s);
+}
+
+void dtr__agreement_ask(dtr__agreement *m) {
+    for (int i = 0; i < m->n && !m->asked; i++) {
+        if (i != m->me && !m->came[i]) {
+            send_down(m, i, DTR__DOWN_ASK, m->mine->scope, DTR_OK);
+        }
+    }
+    m->asked = true;
 }
 
 /* ---- ends ---- */
@@ -57,7 +97,7 @@ static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, const dtr_
 /* One rank sets local_sync and another does not, for the same list: they mean the same group
  * although they expect different ranks to come. The agreement then waits for all ranks, so that all
  * learn of it. */
-static bool differs_in_local_sync(const dtr__agreement *m, const dtr__entry *e) {
+static bool differs(const dtr__agreement *m, const dtr__entry *e) {
     const dtr__field *a = &m->mine->field[DTR__FIELD_LOCAL_SYNC];
     const dtr__field *b = &e->field[DTR__FIELD_LOCAL_SYNC];
     return m->mine->list_set != 0 && m->mine->list_set == e->list_set && a->hash != b->hash;
@@ -68,7 +108,7 @@ bool dtr__agreement_is_for(const dtr__agreement *m, const dtr__entry *e) {
     if (e->ends != 0 && e->ends != m->mine->ends && dtr__group_is_released(m->world, e->ends)) {
         return false;
     }
-    return e->scope == m->mine->scope || differs_in_local_sync(m, e);
+    return e->scope == m->mine->scope || differs(m, e);
 }
 
 /* Who gives up with the group that it watches does not end the agreement of those who have learned
@@ -81,22 +121,28 @@ static bool is_used_up(const dtr__agreement *m, const dtr__entry *e) {
 }
 
 void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
-    for (int i = 0; i < m->n; i++) {
+    /* A rank that only passes entries on cannot tell those of this agreement from later ones where
+     * it has failed. It keeps them: the coordinator takes none for a second time. */
+    for (int i = 0; i < m->n && (m->me <= 1 || s == DTR_OK); i++) {
         dtr__up **up = &m->ms->waiting[m->ranks[i]];
-        if (i != m->me && *up != NULL && is_used_up(m, &(*up)->entry)) {
+        const bool counts = i != m->me && *up != NULL && ((*up)->detail & DTR__ENTER_NEXT) == 0;
+        if (counts && is_used_up(m, &(*up)->entry)) {
+            m->ms->gone[m->ranks[i]] = (*up)->number;
             free(*up);
             *up = NULL;
         }
+    }
+    if (s == DTR_OK && m->mine->ends != 0) {
+        m->ms->ended = m->mine->ends;
     }
     m->status = s;
     m->phase = DTR__ENDED;
 }
 
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others) {
-    dtr__answer answer = { .status = others };
     for (int i = 0; i < m->n; i++) {
         if (i != m->me && m->came[i]) {
-            send_down(m, i, DTR__DOWN_FINAL, &answer, NULL, 0);
+            send_final(m, i, others);
         }
     }
     dtr__agreement_end(m, mine);
@@ -207,6 +253,7 @@ static dtr_status widen(dtr__agreement *m) {
         wide.greeted[m->ranks[i]] = m->greeted[i];
     }
     wide.me = m->world->rank;
+    wide.asked = false;
     free(m->ranks);
     free(m->came);
     *m = wide;
@@ -217,28 +264,48 @@ static bool needs_widening(const dtr__agreement *m) {
     for (int k = 0; k < n_to_look_at(m); k++) {
         const int i = to_look_at(m, k);
         const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
-        if (up != NULL && differs_in_local_sync(m, &up->entry)) {
+        if (up != NULL && differs(m, &up->entry)) {
             return true;
         }
     }
-    return false;
+    return m->differing;
+}
+
+bool dtr__agreement_needs_all(const dtr__agreement *m) {
+    return m->differing || (m->star ? m->some_by_tree : m->some_unasked && m->me <= 1) ||
+           dtr__now() >= m->began + DTR__PATIENCE * m->mine->limit_s;
 }
 
 bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
     return m->me != 0 && (m->saw & DTR__SAW_COORDINATOR) == 0;
 }
 
+/* What follows from the ways by which those have come who are here. */
+static void note_way(dtr__agreement *m, int i, const dtr__up *up) {
+    const bool directly = up->kind == DTR__UP_ENTER;
+    const bool greets = m->me == 0 || (m->me == 1 && dtr__agreement_coordinator_missing(m));
+    m->some_by_tree |= !directly;
+    m->some_unasked |= directly && (up->detail & DTR__ENTER_ASKED) == 0;
+    m->differing |= differs(m, &up->entry);
+    if (greets && directly && !m->greeted[i]) {
+        m->greeted[i] = true;
+        send_here(m, i);
+    }
+}
+
 /* True when whether the entry counts may change by itself: what its rank ends may be released. */
 static bool look_at(dtr__agreement *m, int i) {
-    const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
+    dtr__up *up = i == m->me ? NULL : m->ms->waiting[m->ranks[i]];
     const bool came = up != NULL && dtr__agreement_is_for(m, &up->entry);
-    const bool greets = m->me == 0 || dtr__agreement_coordinator_missing(m);
+    const bool anew = came && !m->came[i];
     m->n_came += came - m->came[i];
     m->came[i] = came;
     m->end_failed |= came && up->entry.end && up->entry.status < 0;
-    if (greets && came && !m->greeted[i]) {
-        m->greeted[i] = true;
-        send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
+    if (anew) {
+        up->detail &= ~DTR__ENTER_NEXT;
+    }
+    if (came) {
+        note_way(m, i, up);
     }
     return up != NULL && up->entry.ends != 0 && up->entry.ends != m->mine->ends;
 }
@@ -295,24 +362,29 @@ static void no_memory(dtr__agreement *m) {
     dtr__agreement_end_all(m, DTR_ERR_NOMEM, DTR_ERR_REMOTE);
 }
 
-/* Send the ranks of one group their answers, with its members where they asked for them. */
-static bool propose_to(dtr__agreement *m, const decision *d, int begin, int end) {
-    for (int k = begin; k < end; k++) {
-        const int i = d->place[k].at;
-        const bool wants = d->entry[i]->send_members && d->entry[i]->index >= 0;
-        const int n = wants ? end - begin : 0;
-        if (i != m->me) {
-            send_down(m, i, DTR__DOWN_PROPOSE, &d->answer[i], d->members + begin, n);
-            continue;
+/* The coordinator's own answer; place[begin..end) is its group. */
+static bool take_own(dtr__agreement *m, const decision *d, int begin, int end) {
+    const dtr__entry *mine = m->mine;
+    const int n = mine->send_members && mine->index >= 0 ? end - begin : 0;
+    int *own = n > 0 ? malloc(sizeof(int) * (size_t)n) : NULL;
+    if (n > 0 && own == NULL) {
+        return false;
+    }
+    if (own != NULL) {
+        memcpy(own, d->members + begin, sizeof(int) * (size_t)n);
+    }
+    dtr__agreement_take_answer(m, &d->answer[m->me], own, n);
+    return true;
+}
+
+static bool take_own_of(dtr__agreement *m, const decision *d) {
+    for (int begin = 0, end; begin < m->n; begin = end) {
+        end = dtr__agreement_group_end(d->place, m->n, begin);
+        for (int k = begin; k < end; k++) {
+            if (d->place[k].at == m->me) {
+                return take_own(m, d, begin, end);
+            }
         }
-        int *own = wants ? malloc(sizeof(int) * (size_t)n) : NULL;
-        if (wants && own == NULL) {
-            return false;
-        }
-        if (own != NULL) {
-            memcpy(own, d->members + begin, sizeof(int) * (size_t)n);
-        }
-        dtr__agreement_take_answer(m, &d->answer[i], own, n);
     }
     return true;
 }
@@ -321,15 +393,16 @@ static void propose(dtr__agreement *m, const decision *d) {
     for (int k = 0; k < m->n; k++) {
         d->members[k] = m->ranks[d->place[k].at];
     }
-    for (int begin = 0, end; begin < m->n; begin = end) {
-        end = dtr__agreement_group_end(d->place, m->n, begin);
-        if (!propose_to(m, d, begin, end)) {
-            no_memory(m);
-            return;
-        }
+    free(m->proposal);
+    m->proposal = dtr__proposal_new(m, d->entry, d->answer, d->place, d->members);
+    if (m->proposal == NULL || !take_own_of(m, d)) {
+        no_memory(m);
+        return;
     }
+    dtr__tree_propose(m, m->proposal);
     m->phase = DTR__AGREEING;
-    m->deadline = dtr__now() + DTR__FINISH_S;
+    m->proposed_at = dtr__now();
+    m->deadline = m->proposed_at + DTR__FINISH_S;
 }
 
 static void decide_with(dtr__agreement *m, const decision *d) {
@@ -349,7 +422,7 @@ static void decide_with(dtr__agreement *m, const decision *d) {
     }
     for (int i = 0; i < m->n; i++) {
         if (i != m->me) {
-            send_down(m, i, DTR__DOWN_FINAL, &d->answer[i], NULL, 0);
+            send_final(m, i, d->answer[i].status);
         }
     }
     dtr__agreement_end(m, d->answer[m->me].status);
@@ -366,15 +439,13 @@ static void decide(dtr__agreement *m) {
 }
 
 static void coordinator_accepted(dtr__agreement *m) {
-    if (m->n_accepted < m->n - 1) {
-        return;
+    if (m->n_accepted == m->n - 1) {
+        (void)dtr__tree_commit(m);
+        dtr__agreement_end(m, DTR_OK);
+    } else if (m->proposed_at > 0 && dtr__now() >= m->proposed_at + DTR__AGAIN_S) {
+        m->proposed_at = 0;
+        dtr__tree_propose_again(m);
     }
-    for (int i = 0; i < m->n; i++) {
-        if (i != m->me) {
-            send_down(m, i, DTR__DOWN_COMMIT, NULL, NULL, 0);
-        }
-    }
-    dtr__agreement_end(m, DTR_OK);
 }
 
 void dtr__coordinator_regather(dtr__agreement *m) {
@@ -382,7 +453,7 @@ void dtr__coordinator_regather(dtr__agreement *m) {
     for (int i = 0; i < m->n; i++) {
         m->accepted[i] = false;
         if (i != m->me && dtr__entry_of(m, i) != NULL && m->came[i]) {
-            send_down(m, i, DTR__DOWN_HERE, NULL, NULL, 0);
+            send_here(m, i);
         }
     }
     free(m->out->members);
@@ -454,6 +525,8 @@ dtr_status dtr__coordinator_step(dtr__agreement *m) {
             end_with_failure(m);
         } else if (all && !hold(m)) {
             decide(m);
+        } else if (!all && dtr__agreement_needs_all(m)) {
+            dtr__agreement_ask(m);
         }
     }
     if (m->phase == DTR__AGREEING) {

@@ -3,46 +3,63 @@
 #ifndef DTR_COORDINATOR_H
 #define DTR_COORDINATOR_H
 
+#include <stddef.h>
+
 #include "agreement/agree.h"
 #include "agreement/mailbox.h"
 
-/* To the coordinator and the backup. */
-typedef enum dtr__up_kind { DTR__UP_ENTER = 1, DTR__UP_WITHDRAW, DTR__UP_ACCEPT } dtr__up_kind;
+/* To the coordinator and the backup, and by the tree (tree.c) to the parent. */
+typedef enum dtr__up_kind {
+    DTR__UP_ENTER = 1,
+    DTR__UP_WITHDRAW,  /* to the parent too */
+    DTR__UP_ACCEPT,    /* to the coordinator */
+    DTR__UP_BATCH,     /* by the tree: a dtr__batch, the entries of a whole subtree */
+    DTR__UP_ACCEPT_ALL /* by the tree: a whole subtree has accepted; number: the coordinator's */
+} dtr__up_kind;
 typedef struct dtr__up {
     uint64_t epoch;  /* of the world: messages to an earlier one are dropped */
     uint64_t number; /* of the sender's agreement, ascending */
     int32_t kind;
-    int32_t detail;   /* ACCEPT: which proposal; WITHDRAW: who had answered, SAW_ flags */
+    int32_t detail;   /* ENTER: DTR__ENTER_ flags; ACCEPT: which proposal; WITHDRAW: SAW_ flags */
     dtr__entry entry; /* ENTER */
 } dtr__up;
+
+/* ASKED: the rank enters directly because it was asked to. NEXT, noted by the receiver: the rank
+ * had come before and knows already how this agreement has ended, so this is for a later one. */
+enum { DTR__ENTER_ASKED = 1, DTR__ENTER_NEXT = 2 };
 
 /* Who a withdrawing rank knew to take part. */
 enum { DTR__SAW_COORDINATOR = 1, DTR__SAW_BACKUP = 2 };
 
-/* From the coordinator; HERE and FINAL also from the backup while the coordinator is missing. */
+/* From the coordinator; HERE, ASK and FINAL also from the backup while the coordinator is missing.
+ */
 typedef enum dtr__down_kind {
-    DTR__DOWN_HERE = 1, /* the sender takes part; after PROPOSE: the proposal is off */
-    DTR__DOWN_PROPOSE,  /* agreed, if all still wait: answer with ACCEPT */
-    DTR__DOWN_COMMIT,
-    DTR__DOWN_FINAL /* ended with answer.status and text */
+    DTR__DOWN_HERE = 1, /* the sender takes part; proposals up to `round` are off */
+    DTR__DOWN_PROPOSE,  /* by the tree, a dtr__proposal: agreed, if all still wait: accept it */
+    DTR__DOWN_COMMIT,   /* by two trees; at the end of something directly */
+    DTR__DOWN_FINAL,    /* ended with status and text */
+    DTR__DOWN_ASK       /* enter directly: `number` is the scope of who asks */
 } dtr__down_kind;
 typedef struct dtr__down {
     uint64_t epoch;
-    uint64_t number; /* the receiver's */
+    uint64_t number; /* HERE, FINAL: the receiver's; COMMIT: the coordinator's */
     int32_t kind;
-    int32_t round;     /* PROPOSE: which proposal */
-    int32_t n_members; /* follow the struct; FINAL: the text does */
-    int32_t unused;
-    dtr__answer answer;
+    int32_t round;  /* which proposal */
+    int32_t status; /* FINAL, which the text follows */
+    int32_t root;   /* COMMIT: rank of the coordinator */
 } dtr__down;
 
 /* Of a world, whose creation lock guards it. */
 struct dtr__agreements {
     uint64_t epoch, number, next_uid;
+    uint64_t asked; /* scope of agreements whose coordinator asked this rank too early; 0: none */
+    uint64_t ended; /* uid of the newest group whose end was agreed on; 0: none */
     dtr__control_message *out;
     dtr__arriving *in_up, *in_down;
+    int n_owed; /* commits that are still to come, by the tree that was slower */
     int n_waiting;
-    dtr__up **waiting; /* [world size] newest ENTER of each rank, not withdrawn, not used up */
+    dtr__up **waiting; /* [world size] newest entry of each rank, not withdrawn, not used up */
+    uint64_t *gone;    /* [world size] number of the newest that is: it may come once more */
 };
 
 /* How long a rank waits: after its limit, for the names of the missing ranks; for a coordinator to
@@ -50,6 +67,13 @@ struct dtr__agreements {
 #define DTR__LISTEN_S 0.1
 #define DTR__FINISH_S 10.0
 #define DTR__LEFT_S 1.0
+/* How long the end of a world waits for commits that a rank may have kept by dying. */
+#define DTR__OWED_S 0.2
+/* When a coordinator proposes once more, to each rank directly: an inner rank of the tree may be
+ * stopped. */
+#define DTR__AGAIN_S 2.5
+/* Which part of its limit a rank waits for the tree before it enters directly. */
+#define DTR__PATIENCE 0.5
 
 typedef enum dtr__phase {
     DTR__GATHERING, /* entries are coming in */
@@ -75,9 +99,20 @@ typedef struct dtr__agreement {
      * or anything. */
     int *changed, n_changed;
     bool *listed, all_changed;
-    bool end_failed; /* an entry for the end of something has brought a failure */
-    int saw;         /* of all but the coordinator: who has answered, SAW_ flags */
-    int round;       /* of proposals, from 1 */
+    bool end_failed;      /* an entry for the end of something has brought a failure */
+    bool subtree_changed; /* since its entries were sent up */
+    bool star;            /* all enter directly, as for the end of something */
+    bool direct;          /* this rank has entered directly */
+    double direct_at;
+    bool asked;                                 /* has asked those who have not come */
+    bool some_by_tree, some_unasked, differing; /* what has come, as far as it was looked at */
+    int saw;                        /* of all but the coordinator: who has answered, SAW_ flags */
+    int round;                      /* of proposals, from 1 */
+    int off_round;                  /* proposals up to this one are off */
+    uint64_t root_number;           /* AGREEING: the coordinator's */
+    unsigned below;                 /* AGREEING: children that have not accepted, a bit each */
+    struct dtr__proposal *proposal; /* the coordinator's own, to be sent again */
+    double proposed_at;             /* 0: it was sent again */
     dtr__phase phase;
     uint64_t number;
     double began, deadline;
@@ -94,18 +129,26 @@ static inline const dtr__up *dtr__entry_of(const dtr__agreement *m, int i) {
 }
 
 dtr_status dtr__agreement_alloc(dtr__agreement *m, int n); /* n ranks, of which nothing is known */
+int dtr__agreement_position(const dtr__agreement *m, int rank); /* -1: it takes no part */
+/* An entry of rank `from` has come; it is kept or freed. */
+void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from);
 /* The entry of rank i has come, or come anew, or is gone. */
 void dtr__agreement_changed(dtr__agreement *m, int i);
 /* Whether an entry is for this agreement. */
 bool dtr__agreement_is_for(const dtr__agreement *m, const dtr__entry *e);
-/* Note who has come, in steps for what has changed; the coordinator answers each once with HERE,
- * and so does the backup while the coordinator is missing. True when all have come. */
+/* Note who has come, in steps for what has changed; the coordinator answers each that has entered
+ * directly once with HERE, and so does the backup while the coordinator is missing. True when all
+ * have come. */
 bool dtr__agreement_all_came(dtr__agreement *m);
+/* Whether all have to enter directly now: a limit comes near, or they do different things. */
+bool dtr__agreement_needs_all(const dtr__agreement *m);
+/* Ask those who have not come, once. */
+void dtr__agreement_ask(dtr__agreement *m);
+void dtr__agreement_enter(dtr__agreement *m, bool asked); /* directly, once */
 void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind);
+/* To the coordinator and the parent, who may have this rank's entry, and to the backup too. */
+void dtr__agreement_withdraw(dtr__agreement *m, bool backup_too);
 bool dtr__agreement_coordinator_missing(const dtr__agreement *m); /* as far as this rank knows */
-/* To the backup and then to the coordinator: the backup keeps the list in case the coordinator is
- * missing. */
-void dtr__agreement_send_up_all(dtr__agreement *m, dtr__up_kind kind);
 /* End on this rank, with m->text: the entries of those who came are used up. */
 void dtr__agreement_end(dtr__agreement *m, dtr_status s);
 /* The same after reporting it to every rank that came. */

@@ -3,9 +3,13 @@ dtr_add_mpi_test(groups_query SOURCES mpi/groups_query.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(groups_create SOURCES mpi/groups_create.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(groups_split SOURCES mpi/groups_split.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(groups_agree SOURCES mpi/groups_agree.c NPROCS 2 3 4 7)
+dtr_add_mpi_test(groups_tree SOURCES mpi/groups_tree.c NPROCS 2 3 4 7 WAITS)
+target_link_options(test_groups_tree PRIVATE -Wl,--wrap=dtr__mailbox_send -Wl,--wrap=dtr__mailbox_receive)
 # Shared memory may bring a large message over without its sender; a socket does not.
 dtr_add_mpi_test(mailbox SOURCES mpi/mailbox.c NPROCS 3)
 dtr_add_mpi_run(mailbox_tcp TARGET test_mailbox NPROCS 3 ENVIRONMENT "OMPI_MCA_pml=ob1;OMPI_MCA_btl=self,tcp")
+dtr_add_mpi_run(groups_tree_hier TARGET test_groups_tree NPROCS 7 WAITS ENVIRONMENT DTR_NODE_RANKS=2)
+dtr_add_mpi_run(groups_tree_deep TARGET test_groups_tree NPROCS 22 WAITS) # the fewest with three levels
 dtr_add_mpi_test(groups_local SOURCES mpi/groups_local.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(groups_destroy SOURCES mpi/groups_destroy.c NPROCS 1 2 3 4 7)
 target_link_options(test_groups_destroy PRIVATE -Wl,--wrap=MPI_Comm_free)

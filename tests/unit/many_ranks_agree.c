@@ -1,10 +1,12 @@
 /* The coordinator of an agreement of many ranks, which are pretended: what it sends is counted and
- * answered here, and each of its polls finds one message. Steps are counted as in many_ranks.c. */
+ * answered here, and each of its polls finds one message. Its children send the entries of whole
+ * subtrees; where a rank is missing, the others of its subtree wait to be asked. Steps are counted
+ * as in many_ranks.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../collectives/agreement/coordinator.h"
+#include "../../collectives/agreement/tree.h"
 #include "base/backoff.h"
 #include "base/world.h"
 #include "core/team.h"
@@ -17,15 +19,28 @@ enum { LIMIT_S = 5, NOBODY = -1 };
 
 static struct {
     int n, missing;      /* ranks, and the one that does not come */
-    int entered;         /* how many have */
-    int *asked, n_asked; /* with a proposal, to be accepted */
-    int n_accepted;
+    int child;           /* the next one that speaks; below 0: none does */
+    int *asked, n_asked; /* to enter directly */
+    int n_entered;       /* of those */
+    int *proposed, n_proposed, n_accepted;
     bool polled; /* this poll has had its message */
     double now;
-    size_t sent[DTR__DOWN_FINAL + 1], nbytes, n_members;
+    size_t sent[DTR__DOWN_ASK + 1], received, nbytes_in, nbytes, n_members, n_slots;
     dtr__entry (*entry_of)(int rank);
     char text[DTR__AGREEMENT_TEXT];
 } others;
+
+static void take_proposal(const dtr__proposal *p) {
+    const dtr__group_answer *answer = (const dtr__group_answer *)(p + 1);
+    const int32_t *members = (const int32_t *)(answer + p->n_answers);
+    const dtr__slot *slot = (const dtr__slot *)(members + p->n_members);
+    others.proposed[others.n_proposed++] = slot[0].rank;
+    for (int k = 0; k < p->n_slots; k++) {
+        ck_assert_int_eq(slot[k].rank, slot[0].rank + k);
+        others.n_members += (size_t)answer[slot[k].of].n;
+    }
+    others.n_slots += (size_t)p->n_slots;
+}
 
 dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
                                     const void *head, size_t head_nbytes, const void *tail,
@@ -36,40 +51,64 @@ dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out
     (void)world, (void)out;
     const dtr__down *down = head;
     ck_assert_int_eq(tag, DTR__TAG_AGREE_DOWN);
-    ck_assert_uint_eq(head_nbytes, sizeof *down);
     others.sent[down->kind]++;
     others.nbytes += head_nbytes + tail_nbytes;
     if (down->kind == DTR__DOWN_PROPOSE) {
-        others.asked[others.n_asked++] = to;
-        others.n_members += (size_t)down->n_members;
+        take_proposal(head);
     } else if (down->kind == DTR__DOWN_FINAL) {
         snprintf(others.text, sizeof others.text, "%s", (const char *)tail);
+    } else if (down->kind == DTR__DOWN_ASK && to != others.missing) {
+        others.asked[others.n_asked++] = to;
     }
     return DTR_OK;
 }
 
-/* From rank 1 on; from the last to the first, so that no order of the list helps. */
-static dtr__up *next_message(int *from) {
-    dtr__up up = { .epoch = 1, .number = 1 };
-    if (others.n - 1 - others.entered == others.missing) {
-        others.entered++;
+/* The entries of n ranks from `rank` on. */
+static void *batch_of(int rank, int n, size_t *nbytes) {
+    dtr__arrival *all = malloc((size_t)n * sizeof *all);
+    dtr__entry *entry = malloc((size_t)n * sizeof *entry);
+    ck_assert(all != NULL && entry != NULL);
+    for (int k = 0; k < n; k++) {
+        entry[k] = others.entry_of(rank + k);
+        all[k] = (dtr__arrival){ 1, rank + k, &entry[k] };
     }
-    if (others.entered < others.n - 1) {
-        *from = others.n - 1 - others.entered++;
-        up.kind = DTR__UP_ENTER;
-        up.entry = others.entry_of(*from);
-    } else if (others.n_accepted < others.n_asked) {
-        *from = others.asked[others.n_accepted++];
-        up.kind = DTR__UP_ACCEPT;
-        up.detail = 1;
-    } else {
-        others.now += LIMIT_S;
-        return NULL;
+    dtr__batch *batch = dtr__batch_new(1, 1, all, n, nbytes);
+    ck_assert_ptr_nonnull(batch);
+    free(all);
+    free(entry);
+    return batch;
+}
+
+static void *up_of(dtr__up_kind kind, int rank, size_t *nbytes) {
+    dtr__up *up = calloc(1, sizeof *up);
+    ck_assert_ptr_nonnull(up);
+    *up = (dtr__up){ .epoch = 1, .number = 1, .kind = kind, .detail = 1 };
+    if (kind == DTR__UP_ENTER) {
+        up->entry = others.entry_of(rank);
     }
-    dtr__up *message = malloc(sizeof *message);
-    ck_assert_ptr_nonnull(message);
-    *message = up;
-    return message;
+    *nbytes = kind == DTR__UP_ENTER ? sizeof *up : offsetof(dtr__up, entry);
+    return up;
+}
+
+/* From the last child on, so that no order of the list helps. */
+static void *next_message(int *from, size_t *nbytes) {
+    while (others.child >= 0) {
+        const dtr__subtree c = dtr__tree_child(others.n, others.child--);
+        if (c.n > 0 && (others.missing < c.at || others.missing >= c.at + c.n)) {
+            *from = c.at;
+            return batch_of(c.at, c.n, nbytes);
+        }
+    }
+    if (others.n_entered < others.n_asked) {
+        *from = others.asked[others.n_entered++];
+        return up_of(DTR__UP_ENTER, *from, nbytes);
+    }
+    if (others.n_accepted < others.n_proposed) {
+        *from = others.proposed[others.n_accepted++];
+        return up_of(DTR__UP_ACCEPT_ALL, *from, nbytes);
+    }
+    others.now += LIMIT_S / 2.0; /* nobody says more */
+    return NULL;
 }
 
 dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag,
@@ -78,8 +117,11 @@ dtr_status __wrap_dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int
                                        void **message, size_t *nbytes, int *from) {
     (void)world, (void)in;
     others.polled = tag == DTR__TAG_AGREE_UP && !others.polled;
-    *message = others.polled ? next_message(from) : NULL;
-    *nbytes = sizeof(dtr__up);
+    *message = others.polled ? next_message(from, nbytes) : NULL;
+    if (*message != NULL) {
+        others.received++;
+        others.nbytes_in += *nbytes;
+    }
     return DTR_OK;
 }
 
@@ -131,7 +173,8 @@ static dtr_status agree(int n, int missing, dtr__entry (*entry_of)(int rank), dt
     world.mpi.thread_level = MPI_THREAD_MULTIPLE;
     groups.agreements = dtr__agreements_new(&world, 1);
     int *ranks = malloc((size_t)n * sizeof *ranks), *asked = malloc((size_t)n * sizeof *ranks);
-    ck_assert(groups.agreements != NULL && ranks != NULL && asked != NULL);
+    int *proposed = malloc((size_t)n * sizeof *ranks);
+    ck_assert(groups.agreements != NULL && ranks != NULL && asked != NULL && proposed != NULL);
     for (int i = 0; i < n; i++) {
         ranks[i] = i;
     }
@@ -139,12 +182,15 @@ static dtr_status agree(int n, int missing, dtr__entry (*entry_of)(int rank), dt
     others.n = n;
     others.missing = missing;
     others.asked = asked;
+    others.proposed = proposed;
+    others.child = DTR__TREE_WIDTH - 1;
     others.entry_of = entry_of;
     const dtr__entry mine = entry_of(0);
     const dtr_status s = dtr__agree(&world, "a call", ranks, n, &mine, NULL, out);
     dtr__agreements_free(groups.agreements, false);
     free(ranks);
     free(asked);
+    free(proposed);
     return s;
 }
 
@@ -176,6 +222,12 @@ static dtr__entry of_pair(int rank) {
     return e;
 }
 
+static dtr__entry of_half(int rank) {
+    dtr__entry e = of_pair(rank);
+    e.index = rank % 2;
+    return e;
+}
+
 static dtr__entry with_own_name(int rank) {
     char name[16];
     dtr__entry e = alike(rank);
@@ -192,14 +244,31 @@ static dtr__entry with_live_name(int rank) {
 
 /* ---- what comes of it ---- */
 
+static size_t sent_in_all(void) {
+    size_t n = 0;
+    for (size_t k = 0; k < sizeof others.sent / sizeof others.sent[0]; k++) {
+        n += others.sent[k];
+    }
+    return n;
+}
+
+/* Of each child: entries, a proposal, an acceptance, and two commits, less where both of their
+ * trees meet; 16 bytes for each rank, and a fixed part for each message. */
+static void few_messages(int n) {
+    ck_assert_uint_eq(others.sent[DTR__DOWN_PROPOSE], DTR__TREE_WIDTH);
+    ck_assert_uint_le(others.sent[DTR__DOWN_COMMIT], 2 * DTR__TREE_WIDTH);
+    ck_assert_uint_le(sent_in_all() + others.received, 5 * DTR__TREE_WIDTH);
+    ck_assert_uint_eq(others.n_slots, n - 1);
+}
+
 static void one_group(int n) {
     dtr__outcome out;
     ck_assert_int_eq(agree(n, NOBODY, alike, &out), DTR_OK);
     ck_assert_uint_eq(out.number, 8);
     ck_assert_uint_eq(out.free_uid[0], 55);
-    ck_assert_uint_eq(others.sent[DTR__DOWN_PROPOSE], n - 1);
-    ck_assert_uint_eq(others.sent[DTR__DOWN_COMMIT], n - 1);
-    ck_assert_uint_eq(others.nbytes, 3 * sizeof(dtr__down) * ((size_t)n - 1));
+    few_messages(n);
+    ck_assert_uint_le(others.nbytes, 16 * (size_t)n + 8192);
+    ck_assert_uint_le(others.nbytes_in, 16 * (size_t)n + 32768);
 }
 
 static void live_group(int n) {
@@ -216,6 +285,21 @@ static void pairs(int n) {
     ck_assert_int_eq(out.members[1], 0);
     ck_assert_uint_eq(out.counter, 7 + (size_t)n / 2);
     ck_assert_uint_eq(others.n_members, 2 * ((size_t)n - 1));
+    few_messages(n);
+    free(out.members);
+}
+
+/* The list of n members goes to each child, and where each rank goes comes from it. */
+static void halves(int n) {
+    dtr__outcome out;
+    ck_assert_int_eq(agree(n, NOBODY, of_half, &out), DTR_OK);
+    ck_assert_int_eq(out.n_members, n / 2);
+    for (int k = 0; k < n / 2; k++) {
+        ck_assert_int_eq(out.members[k], n - 2 - 2 * k);
+    }
+    ck_assert_uint_le(others.nbytes, (16 + 4 * DTR__TREE_WIDTH) * (size_t)n + 8192);
+    ck_assert_uint_le(others.nbytes_in, 32 * (size_t)n + 32768);
+    few_messages(n);
     free(out.members);
 }
 
@@ -242,9 +326,11 @@ static void one_is_missing(int n) {
              n / 3);
     ck_assert_ptr_nonnull(strstr(others.text, named));
     ck_assert_uint_eq(others.sent[DTR__DOWN_FINAL], n - 2);
+    ck_assert_uint_eq(others.sent[DTR__DOWN_ASK], others.n_asked + 1); /* who is below it, and it */
+    ck_assert_uint_eq(others.sent[DTR__DOWN_HERE], others.n_asked);
 }
 
-static void (*const runs[])(int n) = { one_group,    live_group,   pairs,
+static void (*const runs[])(int n) = { one_group,    live_group,   pairs,         halves,
                                        names_differ, name_is_live, one_is_missing };
 
 START_TEST(steps_grow_like_ranks) {
@@ -252,10 +338,40 @@ START_TEST(steps_grow_like_ranks) {
 }
 END_TEST
 
+/* ---- the shape of the tree ---- */
+
+static bool is_below(int i, int other, int n) {
+    while (i > 0 && i != other) {
+        i = dtr__tree_node_at(i, n).parent;
+    }
+    return i == other;
+}
+
+/* The commit goes by the tree and by its mirror image: nobody is below the same rank in both. */
+static void two_trees(int n, int i) {
+    const dtr__tree_node p = dtr__tree_node_at(i, n);
+    const dtr__subtree c = dtr__tree_child(dtr__tree_node_at(p.parent, n).n, p.child);
+    ck_assert_int_eq(p.parent + c.at, i);
+    ck_assert_int_eq(c.n, p.n);
+    for (int other = 1; other < n; other++) {
+        ck_assert(other == i || !is_below(i, other, n) || !is_below(n - i, n - other, n));
+    }
+}
+
+START_TEST(no_rank_is_below_another_in_both_trees) {
+    for (int n = 2; n <= 90; n++) {
+        for (int i = 1; i < n; i++) {
+            two_trees(n, i);
+        }
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = tcase_create("agreement");
     tcase_set_timeout(tc, 0);
     tcase_add_loop_test(tc, steps_grow_like_ranks, 0, sizeof runs / sizeof runs[0]);
+    tcase_add_test(tc, no_rank_is_below_another_in_both_trees);
     suite_add_tcase(s, tc);
 }
 

@@ -76,6 +76,7 @@ dtr_add_counted_test(many_ranks
     runtime/control/control_dial.c)
 dtr_add_counted_test(many_ranks_agree
   FILES collectives/agreement/agree.c collectives/agreement/coordinator.c collectives/agreement/decide.c
+    collectives/agreement/tree.c
   WRAP dtr__mailbox_send dtr__mailbox_receive dtr__mailbox_reap dtr__now dtr__ranks_failed dtr__progress_has_thread
     dtr__backoff_pause dtr__peer_doing)
 
