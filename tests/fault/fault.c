@@ -514,6 +514,8 @@ static const struct {
               { "killed_async", killed_async },
               { "other_group", other_group },
               { "creation", creation },
+              { "killed_creation", killed_creation },
+              { "stopped_creation", stopped_creation },
               { "released", released },
               { "stopped", stopped },
               { "far_absent", far_absent },
@@ -561,6 +563,9 @@ int main(int argc, char **argv) {
     rank = dtr_world_rank(world);
     size = dtr_world_size(world);
     victim = size > 2 ? 2 : 1;
+    if (size > 4 && strstr(argv[1], "_creation") != NULL) {
+        victim = 3; /* an inner rank of the tree by which groups are made */
+    }
     folder = argv[2];
     snprintf(path, sizeof path, "%s/rank%d", folder, rank);
     out = fopen(path, "w");

@@ -49,6 +49,8 @@ void wake_victim(void);
 
 /* Cases at the creation of groups and worlds (fault_creation.c). */
 void creation(void);
+void killed_creation(void);
+void stopped_creation(void);
 void no_creation(void);
 void no_world(void);
 

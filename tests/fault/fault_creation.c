@@ -1,5 +1,7 @@
 /* Cases in which a rank does not come to the creation of a group or of a world, or dies in it. */
 #include <mpi.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 
 #include "base/mpi.h"
@@ -14,6 +16,62 @@ void creation(void) {
     }
     NOTE("split", dtr_group_split(group, 0, 0, NULL, &half));
     fprintf(out, "half %s\n", half == NULL ? "none" : "some");
+}
+
+/* Rank 0 comes when the others wait in the creation and the fault has happened among them. */
+static void create_with(void (*fault)(void)) {
+    dtr_group *g = NULL;
+    char name[32];
+    snprintf(name, sizeof name, "fault%d", victim);
+    if (rank == 0) {
+        await_file(name);
+        nap(0.3); /* it is marked just before it happens */
+    }
+    if (rank == victim) {
+        fault();
+    }
+    NOTE("create", dtr_group_create(world, NULL, size, NULL, &g));
+    fprintf(out, "made %s\n", g == NULL ? "none" : "some");
+}
+
+static void *die_soon(void *unused) {
+    nap(0.3);
+    die();
+    return unused;
+}
+
+static void *stop_soon(void *unused) {
+    nap(0.3);
+    mark_fault();
+    raise(SIGSTOP);
+    return unused;
+}
+
+static void kill_within(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, die_soon, NULL);
+}
+
+static void stop_within(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, stop_soon, NULL);
+    pthread_detach(thread);
+}
+
+/* FI22: the victim has come, and others wait for what it should pass on. */
+void killed_creation(void) {
+    create_with(kill_within);
+}
+
+/* FI3: the same, and it goes on when the others have given up. */
+void stopped_creation(void) {
+    create_with(stop_within);
+    if (rank != victim) {
+        await_others();
+    }
+    if (rank == 0) {
+        wake_victim();
+    }
 }
 
 /* FI21, CP8: the victim does not come to the creation of a group. */

@@ -14,7 +14,7 @@ arguments = sys.argv[1:] + ["auto", "0", "-", "small"][len(sys.argv) - 7:]
 mpiexec, program, doctor, base, case, ranks, backend, node_ranks, bed, way = arguments
 bed = "" if bed == "-" else bed
 ranks, node_ranks = int(ranks), int(node_ranks)
-victim = 2 if ranks > 2 else 1
+victim = 3 if ranks > 4 and "_creation" in case else 2 if ranks > 2 else 1  # 3: an inner rank of the tree by which groups are made
 others = [r for r in range(ranks) if r != victim]
 problems = []
 clock = Held()
@@ -57,7 +57,7 @@ SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc
 CUT_S = 5  # a link that comes back: less than DTR_NODE_SILENCE
 # Seconds that calls may wait by themselves: their own limit, that of heartbeats, or of a node's silence.
 T = {"absent": 1, "abort_absent": 1, "stopped": 1, "refused": 1, "no_partner": 1, "opposite": 1, "no_creation": 1, "no_world": 1,
-     "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2, "cut_short": CUT_S}.get(case, 0)
+     "stopped_creation": 10, "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2, "cut_short": CUT_S}.get(case, 0)
 PROMPT_S = 3 if node_ranks > 0 else 1  # what comes on top
 
 

@@ -333,6 +333,20 @@ def creation():
         expect(r, "destroy", "DTR_OK")
 
 
+def killed_creation():
+    for r in others:
+        expect(r, "create", "DTR_ERR_REMOTE", "dtr_group_create", r"rank %d \(host \S+, pid \d+\) died: it was " % victim)
+        expect(r, "made", "none")
+        expect(r, "destroy", "DTR_OK")
+
+
+def stopped_creation():
+    for r in range(ranks):  # the victim as well, once it goes on
+        expect(r, "create", "DTR_ERR_TIMEOUT", "dtr_group_create", r"all %d ranks came, but then rank %d did not answer for 10 s" % (ranks, victim))
+        expect(r, "made", "none")
+        expect(r, "destroy", "DTR_OK")
+
+
 def stopped():
     for r in range(ranks):  # the victim as well, once it goes on
         expect(r, "allreduce", "DTR_ERR_TIMEOUT", *NOT_ENTERED, r"it is outside the library since [0-9.]+ s and stopped \(SIGSTOP\)")
