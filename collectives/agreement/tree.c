@@ -209,7 +209,8 @@ static int different_answers(const dtr__agreement *m, const dtr__entry *const *e
             memcpy(&a.answer, &answer[i], sizeof a.answer);
             a.begin = wants ? begin : 0;
             a.n = wants ? end - begin : 0;
-            if (n_out == 0 || memcmp(&out[n_out - 1], &a, sizeof a) != 0) {
+            if (n_out == 0 ||
+                memcmp((const char *)&out[n_out - 1], (const char *)&a, sizeof a) != 0) {
                 memcpy(&out[n_out++], &a, sizeof a);
             }
             of[i] = n_out - 1;
