@@ -1,8 +1,10 @@
-/* dtr-bench --tune: from which size on each way of the shm backend is the faster one here. Two
- * worlds with different thresholds take turns; what wins is written as a file for DTR_TUNE_FILE. */
+/* dtr-bench --tune: from which size on each way of the shm backend is the faster one here, and, on
+ * several nodes, each way of an allreduce between them. Two worlds with different thresholds take
+ * turns; what wins is written as a file for DTR_TUNE_FILE. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <dtr/mpi.h>
 
@@ -11,13 +13,14 @@
 enum {
     SLICED_FROM = 4, /* ranks of a node; more may reduce by slices, `slices` counts those beyond */
     LEAST = 64 << 10,
+    LEAST_NODES = 4 << 10,
     LEAST_SHARED = 12 << 10, /* below, results of the way through slots are read back faster */
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */
 
 typedef struct tuner {
-    MPI_Comm node;
+    MPI_Comm node; /* or one rank of each node */
     int rounds;
     size_t most;
     bool talks; /* says how far it is */
@@ -29,7 +32,7 @@ static void stop(const char *what) {
     abort();
 }
 
-/* A world of this node with these thresholds; attach: may it read plain memory of peers? */
+/* A world of these ranks with these thresholds; attach: may it read plain memory of peers? */
 static dtr_world *world_with(const tuner *t, const char *thresholds, bool attach) {
     dtr_world *w = NULL;
     unsetenv("DTR_TUNE_FILE");
@@ -212,8 +215,51 @@ static const contest zero = { "zero_copy", "zero_copy=never", "zero_copy=1",  fa
 static const contest sliced = { "slices", "slices=never",  "slices=0",      false,
                                 false,    BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST };
 
-/* Measures in turn and writes what it finds; `to` is NULL on ranks that only take part. */
-static void measure_all(const tuner *t, FILE *to, int ranks) {
+/* By halves against all at once: from where they win on the latter is not taken any more. */
+static const contest halved = { "nodes_doubling",
+                                "nodes_direct=0,nodes_piece=0,nodes_doubling=never",
+                                "nodes_direct=0,nodes_piece=0,nodes_doubling=0",
+                                false,
+                                false,
+                                BENCH_ALLREDUCE,
+                                DTR_MEM_DEFAULT,
+                                LEAST_NODES };
+static const contest round_a_ring = { "nodes_ring",
+                                      "nodes_direct=0,nodes_piece=0,nodes_doubling=0",
+                                      "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1",
+                                      false,
+                                      false,
+                                      BENCH_ALLREDUCE,
+                                      DTR_MEM_DEFAULT,
+                                      LEAST_NODES };
+
+/* Between nodes, of which one rank each takes part; the others wait. */
+static void measure_between(const tuner *t, FILE *to) {
+    int rank = 0, nodes = 1, all = 0;
+    tuner between = *t;
+    MPI_Request done;
+    MPI_Comm_rank(t->node, &rank);
+    MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? 0 : MPI_UNDEFINED, 0, &between.node);
+    if (between.node != MPI_COMM_NULL) {
+        MPI_Comm_size(between.node, &nodes);
+        if (nodes > 1) {
+            const size_t doubling = crossing(&between, &halved);
+            const size_t ring = crossing(&between, &round_a_ring);
+            if (to != NULL) {
+                write_threshold(to, "nodes_doubling", doubling / 4);
+                write_threshold(to, "nodes_ring", ring);
+            }
+        }
+        MPI_Comm_free(&between.node);
+    }
+    MPI_Ibarrier(MPI_COMM_WORLD, &done);
+    for (; !all; usleep(1000)) { /* a core is left to who measures */
+        MPI_Test(&done, &all, MPI_STATUS_IGNORE);
+    }
+}
+
+/* Inside a node; measures in turn and writes what it finds. */
+static void measure_node(const tuner *t, FILE *to, int ranks) {
     const span attached = winning(t, &reduced);
     const size_t cma_copy = crossing(t, &copied), cma_p2p = crossing(t, &sent);
     const size_t stream = crossing(t, &nontemporal), zero_copy = crossing(t, &zero);
@@ -224,14 +270,6 @@ static void measure_all(const tuner *t, FILE *to, int ranks) {
     if (to == NULL) {
         return;
     }
-    char cpu[128], mpi[128];
-    measure_cpu_name(cpu, sizeof cpu);
-    measure_mpi_name(mpi, sizeof mpi);
-    fprintf(to,
-            "dtr-tune 1\n# Thresholds in bytes of one rank's buffer, measured by dtr-bench "
-            "--tune under %s.\n# DTR_TUNE_FILE names this file; sections of other nodes may "
-            "be added.\nnode \"%s\" %d\n",
-            mpi, cpu, ranks);
     write_threshold(to, "zero_copy", zero_copy);
     write_threshold(to, "cma_reduce", attached.from);
     write_threshold(to, "cma_end", attached.end);
@@ -245,24 +283,42 @@ static void measure_all(const tuner *t, FILE *to, int ranks) {
     }
 }
 
+static void write_head(FILE *to, int ranks) {
+    char cpu[128], mpi[128];
+    measure_cpu_name(cpu, sizeof cpu);
+    measure_mpi_name(mpi, sizeof mpi);
+    fprintf(to,
+            "dtr-tune 1\n# Thresholds in bytes of one rank's buffer, measured by dtr-bench "
+            "--tune under %s.\n# DTR_TUNE_FILE names this file; sections of other nodes may "
+            "be added.\nnode \"%s\" %d\n",
+            mpi, cpu, ranks);
+}
+
 int bench_tune(const bench_options *o) {
     tuner t = { .rounds = o->rounds < MOST_ROUNDS ? o->rounds : MOST_ROUNDS,
                 .most = o->max_bytes > LEAST ? o->max_bytes : LEAST };
-    int rank = 0, ranks = 1;
-    FILE *to = NULL;
+    int rank = 0, size = 1, ranks = 1;
+    FILE *to = NULL; /* NULL on ranks that only take part */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &t.node);
     MPI_Comm_size(t.node, &ranks);
     t.talks = rank == 0;
-    if (ranks < 2) {
-        stop("give each node two ranks at least");
+    if (size < 2) {
+        stop("give it two ranks at least");
     }
     if (t.talks && (to = fopen(o->tune, "w")) == NULL) {
         perror(o->tune);
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }
-    measure_all(&t, to, ranks);
+    if (to != NULL) {
+        write_head(to, ranks);
+    }
+    if (ranks > 1) {
+        measure_node(&t, to, ranks);
+    }
+    measure_between(&t, to);
     if (to != NULL) {
         const bool written = ferror(to) == 0;
         if (fclose(to) != 0 || !written) {

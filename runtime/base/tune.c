@@ -359,7 +359,13 @@ dtr_status dtr__tune_open(dtr_world *world) {
         s = read_settings(world, &world->tune);
         world->tune = s == DTR_OK ? world->tune : found;
     }
-    DTR_TRY(
-        dtr__exchange_broadcast(dtr__members_of_node(world), &world->tune, sizeof world->tune, 0));
+    DTR_KEEP_FIRST(s, dtr__exchange_broadcast(dtr__members_of_node(world), &world->tune,
+                                              sizeof world->tune, 0));
+    if (world->node_count > 1) { /* ranks of several nodes go by these: rank 0 speaks for all */
+        enum { N = DTR__TUNE_COUNT - DTR__TUNE_NODES_DIRECT };
+        DTR_KEEP_FIRST(s, dtr__exchange_broadcast(dtr__members_of(world),
+                                                  &world->tune.value[DTR__TUNE_NODES_DIRECT],
+                                                  N * sizeof world->tune.value[0], 0));
+    }
     return s;
 }

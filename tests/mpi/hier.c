@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/tune.h"
+#include "base/world.h"
 #include "data.h"
 #include "harness.h"
+#include "settings.h"
 
 static dtr_group_info info_of(dtr_group *g) {
     dtr_group_info info = { .struct_size = sizeof info };
@@ -415,8 +418,46 @@ START_TEST(bytes_cross_once) {
 }
 END_TEST
 
+/* Nodes may have different thresholds of their own, but between nodes all go by those of rank
+ * 0, or ranks would wait for messages of another way. */
+START_TEST(thresholds_between_nodes) {
+    enum { N = 50000 };
+    static const char *const ways[][2] = {
+        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,chunk=64KiB",
+          "nodes_direct=0,nodes_piece=0,nodes_doubling=never,chunk=32KiB" },
+        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_segment=8KiB",
+          "nodes_direct=0" },
+        { "nodes_direct=0,nodes_piece=0,nodes_doubling=never", "nodes_direct=1GiB" },
+    };
+    float *in = calloc(N, sizeof *in), *out = calloc(N, sizeof *out);
+    for (int i = 0; i < 3; i++) {
+        const int node = dtr_world_node(th_world()), first = node == 0;
+        dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", ways[i][!first]);
+        TH_CHECK(w->tune.value[DTR__TUNE_NODES_DOUBLING] == (i < 2 ? 0 : UINT64_MAX),
+                 "way %d: doubling up to %llu", i,
+                 (unsigned long long)w->tune.value[DTR__TUNE_NODES_DOUBLING]);
+        TH_CHECK(i != 0 || w->tune.value[DTR__TUNE_CHUNK] == (first ? 64 << 10 : 32 << 10),
+                 "a threshold of node %d is another's", node);
+        for (size_t k = 0; k < N; k++) {
+            in[k] = (float)(k % 7);
+        }
+        TH_IS(dtr_allreduce(dtr_world_group(w), dtr_cpu(in, N, DTR_F32), dtr_cpu(out, N, DTR_F32),
+                            DTR_SUM, NULL, NULL),
+              DTR_OK);
+        for (size_t k = 0; k < N; k++) {
+            TH_CHECK(out[k] == in[k] * (float)th_size(), "way %d: element %zu is %g", i, k, out[k]);
+        }
+        TH_AGREE();
+        dtr_world_destroy(w);
+    }
+    free(in);
+    free(out);
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "hier", 110);
+    th_add(tc, thresholds_between_nodes, 2, 64);
     th_add(tc, chosen_over_nodes, 2, 64);
     th_add(tc, small_floats_are_rounded_once, 1, 64);
     th_add(tc, ranks_in_any_order, 1, 64);

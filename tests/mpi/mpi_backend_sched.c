@@ -1,5 +1,7 @@
 /* The collectives of the mpi backend, each algorithm forced by its thresholds, against expected
  * values: every dtype and operator, roots, in place, uneven blocks, zero counts. */
+#include <math.h>
+
 #include "kernels/kernels.h"
 #include "mpi_backend_driver.h"
 
@@ -7,20 +9,43 @@
 static const struct {
     const char *name;
     dtr__mpi_tuning tuning;
-    bool ring;
+    bool ring;       /* of an allgather */
+    bool free_order; /* else the group is deterministic, which few algorithms serve */
 } variants[] = {
-    { "default", { 0 }, false },
-    { "segments", { 0, 8, 128, 16 << 10, 0, 99, 0, 256, 2 }, false },
-    { "log2 rounds", { 1 << 20, 1, 4096, 1 << 20, 1 << 20, 2, 1 << 20, 4096, 1 }, false },
-    { "ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32 }, true },
+    { "default", { 0 }, false, false },
+    { "segments", { 0, 8, 128, 16 << 10, 0, 99, 0, 256, 2, 0, 0, 1, 64 }, false, false },
+    { "log2 rounds",
+      { 1 << 20, 1, 4096, 1 << 20, 1 << 20, 2, 1 << 20, 4096, 1, 0, 0, 1, 64 },
+      false,
+      false },
+    { "ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 64 }, true, false },
+    { "default, free", { 0 }, false, true },
+    { "all to all", { 0, 99, 64, 4096, 0, 99, 512, 64, 32, 1 << 20, 0, 1, 64 }, false, true },
+    { "doubling", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 1 << 20, 1, 64 }, false, true },
+    { "halves",
+      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 1 << 20, SIZE_MAX },
+      false,
+      true },
+    { "halves, segments",
+      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 320, SIZE_MAX },
+      false,
+      true },
+    { "blocks round a ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 320 }, false, true },
 };
-enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
+enum {
+    N_VARIANTS = sizeof variants / sizeof variants[0],
+    IN_ORDER = 0,
+    DEFAULT = 4,
+    DOUBLING = 6,
+    HALVES
+};
 
 static driver d;
 
 static void use_variant(int v) {
-    d.state->tuning = v == 0 ? dtr__mpi_tuning_default : variants[v].tuning;
+    d.state->tuning = variants[v].tuning.window == 0 ? dtr__mpi_tuning_default : variants[v].tuning;
     d.state->ring = variants[v].ring;
+    d.group.asked.deterministic = !variants[v].free_order;
 }
 
 static const size_t counts[] = { 0, 1, 17, 331 };
@@ -138,7 +163,33 @@ static void random_input(void *dst, dtr_dtype dtype, size_t count, int rank) {
     th_random_floats(dst, dtype, count, &g, -6, 6);
 }
 
-/* COL3 COL45: every algorithm gives the bits of the rank-order reduction. */
+/* Rank 0's result is everybody's, and small types are rounded once however free the order is. */
+static void check_order(const char *variant, dtr_dtype dtype, const double *expected,
+                        const double *out, size_t n, bool free_order) {
+    const bool wide = dtype == DTR_F32 || dtype == DTR_F64;
+    double *first = malloc(n * sizeof *first);
+    memcpy(first, out, n * dtr_dtype_size(dtype));
+    MPI_Bcast(first, (int)(n * dtr_dtype_size(dtype)), MPI_BYTE, 0, MPI_COMM_WORLD);
+    TH_CHECK(memcmp(first, out, n * dtr_dtype_size(dtype)) == 0, "%s %s: not rank 0's bits",
+             variant, dtr_dtype_name(dtype));
+    free(first);
+    if (!free_order || !wide) {
+        TH_CHECK(th_differs(out, expected, dtype, n) == n, "%s %s: not the rank-order sum", variant,
+                 dtr_dtype_name(dtype));
+    }
+    for (size_t i = 0; i < n && wide; i++) {
+        const double is = dtype == DTR_F32 ? ((const float *)(const void *)out)[i] : out[i];
+        const double should =
+            dtype == DTR_F32 ? ((const float *)(const void *)expected)[i] : expected[i];
+        /* Each of up to 64 sums, of at most 64 x 2^7, may round otherwise. */
+        TH_CHECK(fabs(is - should) < 64 * 8192 * (dtype == DTR_F32 ? 0x1p-24 : 0x1p-53),
+                 "%s %s: element %zu is %a, in rank order %a", variant, dtr_dtype_name(dtype), i,
+                 is, should);
+    }
+}
+
+/* COL3 COL45: an algorithm that keeps the order gives the bits of the rank-order reduction, and
+ * every one the same bits on all ranks. */
 START_TEST(rank_order) {
     static const dtr_dtype dtypes[] = { DTR_F32, DTR_BF16, DTR_F16, DTR_F64 };
     enum { N = 3001 };
@@ -161,8 +212,7 @@ START_TEST(rank_order) {
             w.call.out = out;
             w.call.in_count = w.call.out_count = N;
             TH_IS(driver_run(&d, &w), DTR_OK);
-            TH_CHECK(th_differs(out, expected, dtypes[t], N) == N, "%s %s: not the rank-order sum",
-                     variants[v].name, dtr_dtype_name(dtypes[t]));
+            check_order(variants[v].name, dtypes[t], expected, out, N, variants[v].free_order);
         }
         TH_AGREE();
     }
@@ -301,9 +351,16 @@ START_TEST(large) {
                                        DTR__K_ALLTOALL, DTR__K_ALLTOALLV };
     driver_open(&d);
     for (size_t slice = 16 << 10; slice <= 64 << 10; slice *= 4) {
-        d.state->tuning.reduce_slice = slice;
+        d.state->tuning.reduce_slice = d.state->tuning.segment = slice;
+        d.group.asked.deterministic = true;
         reduce_pair(DTR_F32, DTR_SUM, 60007, 0);
         reduce_pair(DTR_F16, DTR_PREMUL_SUM, 60007, 0);
+        d.group.asked.deterministic = false;
+        for (int ring = 0; ring < 2; ring++) {
+            d.state->tuning.ring = ring ? 1 : SIZE_MAX;
+            reduce_pair(DTR_F32, DTR_SUM, 60007, 0);
+            reduce_pair(DTR_F64, DTR_PREMUL_SUM, 60007, 0);
+        }
         TH_AGREE();
     }
     for (size_t i = 0; i < 5; i++) {
@@ -397,9 +454,9 @@ START_TEST(no_allocation) {
     float in[N] = { 1 }, out[N];
     const void *kept[3] = { NULL };
     driver_open(&d);
-    use_variant(1);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5 * N_VARIANTS; i++) {
         dtr_work w;
+        use_variant(i / 5);
         driver_work(&d, &w, DTR__K_ALLREDUCE);
         w.call.dtype = DTR_F32;
         w.call.in = in;
@@ -408,7 +465,7 @@ START_TEST(no_allocation) {
         TH_IS(driver_run(&d, &w), DTR_OK);
         const dtr__mpi_sched *s = d.state->sched;
         const void *now[3] = { s->steps, s->transfers, s->staging };
-        TH_CHECK(i == 0 || memcmp(now, kept, sizeof now) == 0, "call %d took new memory", i);
+        TH_CHECK(i % 5 == 0 || memcmp(now, kept, sizeof now) == 0, "call %d took new memory", i);
         memcpy(kept, now, sizeof now);
     }
     TH_AGREE();
@@ -419,11 +476,12 @@ END_TEST
 /* DBG2: ranks in different calls learn of it instead of taking wrong data or ending in MPI. `who`:
  * the rank that must, because a message of the other call reaches it. */
 enum { ALL = -1 };
-static void disagree(dtr__kind kind, size_t count, uint64_t fingerprint, int who) {
+static void disagree(dtr__kind kind, size_t count, uint64_t fingerprint, int who, int variant) {
     double in[4096] = { 0 }, out[4096] = { 0 };
     size_t rest[64] = { 0 };
     dtr_work w;
     driver_open(&d);
+    use_variant(variant);
     driver_work(&d, &w, kind);
     w.call.dtype = DTR_F64;
     w.call.in = in;
@@ -447,11 +505,14 @@ static void disagree(dtr__kind kind, size_t count, uint64_t fingerprint, int who
 
 START_TEST(disagreement) {
     size_t first = th_rank() == 0;
-    disagree(DTR__K_ALLREDUCE, 40 + first, 0, ALL);
-    disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, ALL);
-    disagree(DTR__K_ALLREDUCE, 40, first, ALL); /* equal sizes: another operator, say */
-    disagree(th_rank() == 0 ? DTR__K_ALLREDUCE : DTR__K_BROADCAST, 4, first, 1);
-    disagree(DTR__K_GATHERV, 4, 0, 0); /* the root expects three of each */
+    const int middle = (th_size() + 1) / 2; /* by halves the first to hear of rank 0 */
+    disagree(DTR__K_ALLREDUCE, 40 + first, 0, ALL, DEFAULT);
+    disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, ALL, IN_ORDER);
+    disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, 1, DOUBLING);
+    disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, middle, HALVES);
+    disagree(DTR__K_ALLREDUCE, 40, first, ALL, DEFAULT); /* equal sizes: another operator, say */
+    disagree(th_rank() == 0 ? DTR__K_ALLREDUCE : DTR__K_BROADCAST, 4, first, 1, DEFAULT);
+    disagree(DTR__K_GATHERV, 4, 0, 0, DEFAULT); /* the root expects three of each */
 }
 END_TEST
 

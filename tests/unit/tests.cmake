@@ -53,6 +53,7 @@ set_tests_properties(runtime_world_alone PROPERTIES LABELS unit TIMEOUT 300 ENVI
 
 dtr_add_unit_test(harness_data SOURCES unit/harness_data.c)
 dtr_add_unit_test(coll_blocks SOURCES unit/coll_blocks.c)
+dtr_add_unit_test(pretended_schedules SOURCES unit/pretended_schedules.c)
 dtr_add_unit_test(groups_select SOURCES unit/groups_select.c)
 if(DTR_CUDA_ENABLED)
   target_compile_definitions(test_groups_select PRIVATE TEST_HAVE_CUDA=1)

@@ -79,15 +79,19 @@ typedef struct dtr__hier_range {
 } dtr__hier_range;
 
 enum {
-    DTR__HIER_CHUNK = 2 << 20,       /* bytes of a chunk, all slices together */
-    DTR__HIER_LEAST_SLICE = 8 << 10, /* smaller data is left to fewer slices */
-    DTR__HIER_LINE = 64              /* slices begin on cache lines */
+    DTR__HIER_CHUNK = 2 << 20,          /* bytes of a chunk, all slices together */
+    DTR__HIER_REGIONS_CHUNK = 64 << 20, /* most of one of all nodes' regions together */
+    DTR__HIER_LEAST_SLICE = 8 << 10,    /* smaller data is left to fewer slices */
+    DTR__HIER_LINE = 64                 /* slices begin on cache lines */
 };
 
 /* hier_schedule.c: building */
 bool dtr__hier_has_inter(const dtr__hier_state *s);
 dtr__hier_range dtr__hier_slice(const dtr__hier_state *s, size_t n, size_t esize, int i);
 size_t dtr__hier_chunk(size_t esize); /* elements */
+/* The same of each node's region, where a chunk has a part of all of them: it grows with the nodes,
+ * so that no rank of a node is left without a slice. */
+size_t dtr__hier_chunk_of_region(const dtr__hier_state *s, size_t esize);
 /* `n` numbers to be filled in; NULL when there is no memory. The index goes into the step. */
 size_t *dtr__hier_numbers(dtr__hier_state *s, size_t n, size_t *index);
 /* Counts of the slices of n elements, for all ranks of the own node. */

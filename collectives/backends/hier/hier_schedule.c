@@ -30,6 +30,13 @@ size_t dtr__hier_chunk(size_t esize) {
     return DTR__HIER_CHUNK / esize;
 }
 
+size_t dtr__hier_chunk_of_region(const dtr__hier_state *s, size_t esize) {
+    const size_t n = (size_t)s->nodes->n, share = DTR__HIER_CHUNK / n;
+    const size_t slices = (size_t)s->nodes->least * DTR__HIER_LEAST_SLICE;
+    const size_t most = DTR__HIER_REGIONS_CHUNK / n;
+    return (share > slices ? share : min_size(slices, most)) / esize + 1;
+}
+
 dtr__hier_range dtr__hier_common(dtr__hier_range a, dtr__hier_range b) {
     size_t at = a.at > b.at ? a.at : b.at, end = min_size(a.at + a.n, b.at + b.n);
     return (dtr__hier_range){ at, end > at ? end - at : 0 };

@@ -9,6 +9,7 @@
 #include "core/team.h"
 #include "core/work.h"
 #include "engine/fast_entry.h"
+#include "kernels/user_ops.h"
 #include "mpi_internal.h"
 
 /* Cancelled transfers that do not end within this time, per group, are left behind. */
@@ -47,6 +48,18 @@ static bool wants_ring(const dtr_group *group) {
     return borders > 0 && 2 * borders <= group->size;
 }
 
+static dtr__mpi_tuning tuning_of(const dtr_world *world) {
+    const uint64_t *value = world->tune.value;
+    dtr__mpi_tuning t = dtr__mpi_tuning_default;
+    t.direct = value[DTR__TUNE_NODES_DIRECT];
+    t.doubling = value[DTR__TUNE_NODES_DOUBLING];
+    t.ring = value[DTR__TUNE_NODES_RING];
+    t.segment = value[DTR__TUNE_NODES_SEGMENT];
+    t.block = value[DTR__TUNE_NODES_BLOCK];
+    t.piece = value[DTR__TUNE_NODES_PIECE];
+    return t;
+}
+
 static dtr_status mpi_open(dtr_group *group, void **result) {
     dtr__mpi_state *state = calloc(1, sizeof *state);
     dtr__mpi_sched *sched = dtr__mpi_sched_new();
@@ -56,7 +69,7 @@ static dtr_status mpi_open(dtr_group *group, void **result) {
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the mpi backend of group '%s'",
                         group->name);
     }
-    state->tuning = dtr__mpi_tuning_default;
+    state->tuning = tuning_of(group->world);
     state->ring = wants_ring(group);
     state->sched = sched;
     state->cancel_patience = CANCEL_PATIENCE_S;
@@ -131,13 +144,26 @@ static void mpi_cancel(dtr_group *group, void *opaque, dtr_work *w) {
     }
 }
 
+/* Not where the group or the operator asks for the order of ranks, nor where a sum of a small type
+ * is to be rounded once, at its end. */
+static bool has_free_order(const dtr_group *group, const dtr__call *c) {
+    const bool sums =
+        c->op == DTR_SUM || c->op == DTR_AVG || c->op == DTR_PROD || c->op == DTR_PREMUL_SUM;
+    const bool is_small = c->dtype == DTR_F16 || c->dtype == DTR_BF16 || c->dtype == DTR_F8E4M3 ||
+                          c->dtype == DTR_F8E5M2;
+    return dtr__kind_reduces(c->kind) && !group->asked.deterministic &&
+           !dtr__is_reproducible(group, c) && !(sums && is_small) &&
+           (!dtr__op_is_user(c->op) || dtr__user_op_commutes(c->op));
+}
+
 static void build(const dtr_group *group, const dtr__mpi_state *state, const dtr__call *c) {
     const dtr__mpi_build b = { .state = state,
                                .call = c,
                                .s = state->sched,
                                .rank = group->rank,
                                .size = group->size,
-                               .esize = c->kind != DTR__K_BARRIER ? dtr_dtype_size(c->dtype) : 1 };
+                               .esize = c->kind != DTR__K_BARRIER ? dtr_dtype_size(c->dtype) : 1,
+                               .free_order = has_free_order(group, c) };
     if (!dtr__mpi_build_tree(&b)) {
         builders[c->kind](&b);
     }

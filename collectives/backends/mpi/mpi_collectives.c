@@ -13,6 +13,12 @@ const dtr__mpi_tuning dtr__mpi_tuning_default = {
     .tree_max = 64 << 10,
     .chain_segment = 128 << 10,
     .window = 16,
+    .direct = 8 << 10,
+    .doubling = 32 << 10,
+    .ring = SIZE_MAX,
+    .segment = 8 << 20,
+    .block = 64 << 10,
+    .piece = 60 << 10,
 };
 
 static int ahead(const dtr__mpi_build *b, int distance) {
@@ -180,6 +186,9 @@ void dtr__mpi_build_allgather(const dtr__mpi_build *b) {
     dtr__blocks blocks = dtr__blocks_out(b->call, b->size);
     if (b->size >= t->gather_ranks && b->call->out_count * b->esize <= t->gather_log) {
         allgather_log(b, &blocks);
+    } else if (b->size >= t->gather_ranks && b->size > 2 &&
+               b->call->out_count * b->esize / (size_t)b->size <= t->block) {
+        dtr__mpi_build_allgather_doubling(b);
     } else if (b->state->ring) {
         allgather_ring(b, &blocks);
     } else {

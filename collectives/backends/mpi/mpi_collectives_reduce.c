@@ -228,7 +228,7 @@ static void build(plan *p) {
 
 static bool begin(plan *p, const dtr__mpi_build *b, distribution then) {
     *p = (plan){ .b = b, .then = then, .premul = dtr__mpi_prepares(b->call) };
-    p->offset = dtr__mpi_slices(b->s, b->size);
+    p->offset = dtr__mpi_slices(b->s, 2 * b->size);
     p->length = p->offset == NULL ? NULL : p->offset + b->size;
     return p->offset != NULL;
 }
@@ -270,16 +270,30 @@ static void build_collected(const dtr__mpi_build *b) {
     }
 }
 
+/* Pieces that are neither so small that their number counts nor so large that MPI asks the receiver
+ * first: two rounds of some messages then are less than many rounds of few. */
+static bool takes_pieces(const dtr__mpi_build *b) {
+    enum { RANKS = 16, PART = 4 };
+    const dtr__mpi_tuning *t = &b->state->tuning;
+    const size_t nbytes = b->call->in_count * b->esize, piece = nbytes / (size_t)b->size;
+    return b->size <= RANKS && nbytes > t->doubling && piece > t->piece / PART && piece <= t->piece;
+}
+
 void dtr__mpi_build_allreduce(const dtr__mpi_build *b) {
     const dtr__mpi_tuning *t = &b->state->tuning;
     size_t count = b->call->in_count;
-    bool direct = count * b->esize <= t->reduce_direct / (size_t)b->size;
+    size_t most = b->free_order ? t->direct : t->reduce_direct;
+    bool direct = count * b->esize <= most / (size_t)b->size;
     plan p;
     if (count == 0) {
         return;
     }
     if (direct && b->size > t->reduce_ranks) {
         build_collected(b);
+        return;
+    }
+    if (!direct && b->free_order && b->size > 1 && !takes_pieces(b)) {
+        dtr__mpi_build_partial_sums(b);
         return;
     }
     if (!begin(&p, b, direct ? KEEP : TO_ALL)) {
@@ -299,9 +313,14 @@ void dtr__mpi_build_allreduce(const dtr__mpi_build *b) {
 }
 
 void dtr__mpi_build_reduce(const dtr__mpi_build *b) {
+    const dtr__mpi_tuning *t = &b->state->tuning;
     size_t count = b->call->in_count;
-    bool direct =
-        b->size <= 2 || count * b->esize <= b->state->tuning.reduce_direct / (size_t)b->size;
+    if (b->free_order && b->size > t->reduce_ranks && b->size > 2 && count != 0 &&
+        count * b->esize <= t->tree_max) {
+        dtr__mpi_build_reduce_tree(b);
+        return;
+    }
+    bool direct = b->size <= 2 || count * b->esize <= t->reduce_direct / (size_t)b->size;
     plan p;
     if (!begin(&p, b, direct ? KEEP : TO_ROOT)) {
         return;
@@ -321,8 +340,14 @@ void dtr__mpi_build_reduce(const dtr__mpi_build *b) {
 }
 
 void dtr__mpi_build_reduce_scatter(const dtr__mpi_build *b) {
+    const dtr__mpi_tuning *t = &b->state->tuning;
     dtr__blocks blocks = dtr__blocks_in(b->call, b->size);
     plan p;
+    if (b->free_order && b->size >= t->gather_ranks && b->size > 2 &&
+        b->call->in_count * b->esize / (size_t)b->size <= t->block) {
+        dtr__mpi_build_reduce_scatter_halves(b);
+        return;
+    }
     if (!begin(&p, b, KEEP)) {
         return;
     }

@@ -9,8 +9,10 @@
 #include "mpi_internal.h"
 
 /* Bytes at the root, all ranks together: above, ranks that wait for each other are faster than a
- * tree that its leaves fill. */
+ * tree that its leaves fill, unless each has so little that the number of messages is what counts.
+ */
 enum {
+    BLOCK_LEAST = 16, /* bytes of a rank */
     BROADCAST_MOST = 256,
     REDUCE_MOST = 1 << 10,
     GATHER_MOST = 2 << 10,
@@ -68,17 +70,22 @@ bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
     return true;
 }
 
+/* Elements of a rank, where `most` bytes are the limit of the root. */
+static size_t fitting(size_t most, int size, dtr_dtype dtype) {
+    const size_t share = most / (size_t)size;
+    return (share > BLOCK_LEAST ? share : BLOCK_LEAST) / dtr_dtype_size(dtype);
+}
+
 bool dtr__mpi_tree_fits(const dtr__call *c, int size) {
-    size_t n = (size_t)size;
     switch (c->kind) {
     case DTR__K_BROADCAST:
         return c->in_count <= BROADCAST_MOST / dtr_dtype_size(c->dtype);
     case DTR__K_REDUCE:
-        return c->in_count <= REDUCE_MOST / n / dtr_dtype_size(c->dtype);
+        return c->in_count <= fitting(REDUCE_MOST, size, c->dtype);
     case DTR__K_GATHER:
-        return c->in_count <= GATHER_MOST / n / dtr_dtype_size(c->dtype);
+        return c->in_count <= fitting(GATHER_MOST, size, c->dtype);
     case DTR__K_SCATTER:
-        return c->out_count <= SCATTER_MOST / n / dtr_dtype_size(c->dtype);
+        return c->out_count <= fitting(SCATTER_MOST, size, c->dtype);
     default: /* of the v-forms only the root knows all lengths */
         return false;
     }

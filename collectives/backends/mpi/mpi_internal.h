@@ -39,6 +39,11 @@ typedef struct dtr__mpi_tuning {
     size_t tree_max;      /* broadcast: up to this many bytes down a binomial tree, else a chain */
     size_t chain_segment; /* bytes per message of the chain */
     int window;           /* transfers under way at once where there could be one per rank */
+    /* allreduces whose order is free, of more than reduce_direct, which here is direct: */
+    size_t direct, doubling, ring, segment; /* DTR__TUNE_NODES_... of base/tune.def */
+    size_t block; /* likewise, of allgathers and reduce_scatters: in log2 rounds from gather_ranks
+                     on */
+    size_t piece; /* likewise: an allreduce of few ranks is as if its order were not free */
 } dtr__mpi_tuning;
 extern const dtr__mpi_tuning dtr__mpi_tuning_default;
 
@@ -87,7 +92,7 @@ typedef struct dtr__mpi_sched {
     dtr__mpi_step *steps;
     dtr__mpi_transfer *transfers;
     const void **sources;
-    size_t *slices; /* scratch of the reduction builder: offset and length per rank */
+    size_t *slices; /* scratch of the builders of reductions */
     char *staging;
     struct dtr__signature *signatures; /* at DTR_DEBUG=detail: [size] for and [size] from the others
                                         */
@@ -148,6 +153,7 @@ typedef struct dtr__mpi_build {
     dtr__mpi_sched *s;
     int rank, size;
     size_t esize;
+    bool free_order; /* partial sums may be added up in any order */
 } dtr__mpi_build;
 
 /* mpi_schedule.c */
@@ -160,8 +166,8 @@ void dtr__mpi_sched_again(dtr__mpi_sched *s, const dtr_group *group, const dtr__
                           uint64_t seq);
 /* Staging memory of this collective; NULL (and no_memory) when there is none. */
 char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes);
-/* 2 * size numbers of scratch: offset and length per rank. */
-size_t *dtr__mpi_slices(dtr__mpi_sched *s, int size);
+/* n numbers of scratch. */
+size_t *dtr__mpi_slices(dtr__mpi_sched *s, int n);
 void dtr__mpi_send(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer);
 void dtr__mpi_recv(dtr__mpi_sched *s, void *dst, size_t nbytes, int peer);
 /* Number of transfers so far: the bounds of a WAIT. */
@@ -236,6 +242,14 @@ static inline int dtr__mpi_lowest_rank(const dtr__mpi_nodes *nodes, int d) {
 }
 bool dtr__mpi_tree_fits(const dtr__call *c, int size);
 bool dtr__mpi_build_tree(const dtr__mpi_build *b);
+
+/* mpi_collectives_halving.c: allreduces of free order that are too large to collect all inputs. */
+void dtr__mpi_build_partial_sums(const dtr__mpi_build *b);
+/* ... small reduces of more ranks than two; a reduce_scatter(v) and allgather(v) of more ranks than
+ * two in log2 rounds. */
+void dtr__mpi_build_reduce_tree(const dtr__mpi_build *b);
+void dtr__mpi_build_reduce_scatter_halves(const dtr__mpi_build *b);
+void dtr__mpi_build_allgather_doubling(const dtr__mpi_build *b);
 
 /* Collects the blocks of all ranks in `stage`, beginning with the own one (already there) and going
  * up in rank with wrap-around, in log2(size) rounds. */

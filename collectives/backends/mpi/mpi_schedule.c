@@ -113,8 +113,8 @@ char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes) {
     return s->staging;
 }
 
-size_t *dtr__mpi_slices(dtr__mpi_sched *s, int size) {
-    s->slices = grow(s, s->slices, &s->cap_slices, 2 * (size_t)size, sizeof *s->slices);
+size_t *dtr__mpi_slices(dtr__mpi_sched *s, int n) {
+    s->slices = grow(s, s->slices, &s->cap_slices, (size_t)n, sizeof *s->slices);
     return s->no_memory ? NULL : s->slices;
 }
 

@@ -1,0 +1,405 @@
+/* Schedules of the mpi backend for more ranks than can be started here: those of all ranks are
+ * built and played in one process, where a message moves no sooner than both sides have posted it
+ * and is read as late as its sender may still change it. So a wait for a message that does not
+ * come, messages of one pair that meet the wrong receive, and memory that is written while it is
+ * sent are all seen. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/hier/hier_internal.h"
+#include "backends/mpi/mpi_internal.h"
+#include "core/team.h"
+#include "kernels/kernels.h"
+#include "unit.h"
+
+typedef struct player {
+    dtr_group group;
+    dtr__call call;
+    dtr__mpi_sched *s;
+    bool *posted, *over; /* of its transfers; over: data has moved */
+    size_t sent, received;
+    double *in, *out;
+} player;
+
+static dtr__mpi_state state;
+static player *players;
+static int n_players;
+
+/* ---- playing ---- */
+
+static const dtr__mpi_step *step_of(const player *p, size_t transfer) {
+    for (size_t i = 0; i < p->s->n_steps; i++) {
+        const dtr__mpi_step *step = &p->s->steps[i];
+        if ((step->kind == DTR__MPI_SEND || step->kind == DTR__MPI_RECV) &&
+            step->first == transfer) {
+            return step;
+        }
+    }
+    ck_abort_msg("transfer %zu has no step", transfer);
+}
+
+/* The transfer at the other end: as many of that pair and direction are before it there as here. */
+static size_t partner_of(int rank, size_t transfer) {
+    const dtr__mpi_transfer *t = &players[rank].s->transfers[transfer];
+    const dtr__mpi_sched *other = players[t->peer].s;
+    size_t before = 0;
+    for (size_t i = 0; i < transfer; i++) {
+        before += players[rank].s->transfers[i].peer == t->peer &&
+                  players[rank].s->transfers[i].is_send == t->is_send;
+    }
+    for (size_t i = 0; i < other->n_transfers; i++) {
+        const dtr__mpi_transfer *o = &other->transfers[i];
+        if (o->peer == rank && o->is_send != t->is_send && before-- == 0) {
+            ck_assert_msg(o->nbytes == t->nbytes && o->tag == t->tag,
+                          "rank %d's %d bytes to %d meet a receive of %d", rank, t->nbytes, t->peer,
+                          o->nbytes);
+            return i;
+        }
+    }
+    ck_abort_msg("of rank %d and %d one sends what the other does not receive", rank, t->peer);
+}
+
+/* A message moves when its sender waits for it, or its receiver does: the last moment either may
+ * still touch its memory. */
+static bool move(int rank, size_t transfer) {
+    const dtr__mpi_transfer *t = &players[rank].s->transfers[transfer];
+    const int peer = t->peer;
+    if (players[rank].over[transfer]) {
+        return true;
+    }
+    const size_t there = partner_of(rank, transfer);
+    if (!players[peer].posted[there]) {
+        return false;
+    }
+    const dtr__mpi_step *mine = step_of(&players[rank], transfer);
+    const dtr__mpi_step *theirs = step_of(&players[peer], there);
+    memcpy(t->is_send ? theirs->dst : mine->dst, t->is_send ? mine->dst : theirs->dst,
+           (size_t)t->nbytes);
+    players[rank].over[transfer] = players[peer].over[there] = true;
+    return true;
+}
+
+static void run_local(const player *p, const dtr__mpi_step *step) {
+    if (step->kind == DTR__MPI_COPY) {
+        memcpy(step->dst, step->src, step->n);
+    } else if (step->kind == DTR__MPI_PREMUL) {
+        dtr__premul(step->dst, step->src, step->n, p->s->dtype, p->s->premul);
+    } else {
+        ck_assert_int_eq(step->kind, DTR__MPI_REDUCE);
+        dtr__reduce(step->dst, &p->s->sources[step->first], (int)(step->last - step->first),
+                    step->n, p->s->dtype, p->s->op, step->divisor, NULL);
+    }
+}
+
+/* Until its next wait that is not satisfied; true when it has moved on. */
+static bool play(int rank) {
+    player *p = &players[rank];
+    const size_t from = p->s->at;
+    for (; p->s->at < p->s->n_steps; p->s->at++) {
+        const dtr__mpi_step *step = &p->s->steps[p->s->at];
+        bool all = true;
+        if (step->kind == DTR__MPI_WAIT) {
+            for (size_t i = step->first; i < step->last; i++) {
+                ck_assert(p->posted[i]);
+                all = move(rank, i) && all;
+            }
+        } else if (step->kind == DTR__MPI_SEND || step->kind == DTR__MPI_RECV) {
+            p->posted[step->first] = true;
+            p->sent += step->kind == DTR__MPI_SEND;
+            p->received += step->kind == DTR__MPI_RECV;
+        } else {
+            run_local(p, step);
+        }
+        if (!all) {
+            break;
+        }
+    }
+    return p->s->at != from;
+}
+
+/* One rank runs as far as it gets before the next does, from the first rank up or the last down. */
+static void play_all(bool down, const char *what) {
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int i = 0; i < n_players; i++) {
+            moved |= play(down ? n_players - 1 - i : i);
+        }
+    }
+    for (int r = 0; r < n_players; r++) {
+        const dtr__mpi_sched *s = players[r].s;
+        ck_assert_msg(s->at == s->n_steps, "%s: rank %d of %d waits for ever", what, r, n_players);
+        for (size_t i = 0; i < s->n_transfers; i++) {
+            ck_assert_msg(players[r].over[i], "%s: rank %d leaves a message behind", what, r);
+        }
+    }
+}
+
+/* ---- calls ---- */
+
+typedef struct variant {
+    const char *name;
+    size_t doubling, ring, segment;
+} variant;
+
+static const variant variants[] = {
+    { "doubling", SIZE_MAX, 1, 64 },
+    { "halves", 0, SIZE_MAX, 1 << 20 },
+    { "halves, segments", 0, SIZE_MAX, 1024 },
+    { "ring", 0, 1, 1024 },
+};
+
+static size_t block_of(int rank, size_t each) { /* one is empty, one twice as long */
+    return rank == 1 ? 0 : rank == 2 ? 2 * each : each + (size_t)rank % 3;
+}
+
+static double value(int rank, size_t i) {
+    return (double)(rank + 1) * (double)(i % 19 + 1);
+}
+
+static void build(const dtr__mpi_build *b) {
+    if (dtr__mpi_build_tree(b)) {
+        return;
+    }
+    switch (b->call->kind) {
+    case DTR__K_ALLREDUCE:
+        dtr__mpi_build_allreduce(b);
+        break;
+    case DTR__K_ALLGATHERV:
+        dtr__mpi_build_allgather(b);
+        break;
+    case DTR__K_REDUCE:
+        dtr__mpi_build_reduce(b);
+        break;
+    case DTR__K_GATHER:
+        dtr__mpi_build_gather(b);
+        break;
+    default:
+        dtr__mpi_build_reduce_scatter(b);
+    }
+}
+
+static void count_elements(dtr__call *c, int rank, size_t count, size_t *blocks) {
+    size_t all = 0;
+    for (int r = 0; r < n_players; r++) {
+        all += blocks[r];
+    }
+    c->in_count = c->out_count = count;
+    if (c->kind == DTR__K_REDUCE_SCATTERV) {
+        c->in_count = all;
+        c->out_count = blocks[rank];
+        c->in_counts = blocks;
+    } else if (c->kind == DTR__K_ALLGATHERV) {
+        c->in_count = blocks[rank];
+        c->out_count = all;
+        c->out_counts = blocks;
+    } else if (c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER) {
+        c->root = n_players / 2;
+        c->out_count = rank != c->root            ? 0
+                       : c->kind == DTR__K_REDUCE ? count
+                                                  : count * (size_t)n_players;
+    }
+}
+
+/* The schedule of one rank, with memory of its own. */
+static void prepare(int rank, dtr__kind kind, dtr_op op, size_t count, size_t *blocks,
+                    bool in_place) {
+    player *p = &players[rank];
+    p->group.rank = rank;
+    p->group.size = n_players;
+    p->call = (dtr__call){ .kind = kind, .dtype = DTR_F64, .op = op, .root = -1, .premul = 0.5 };
+    count_elements(&p->call, rank, count, blocks);
+    p->in = malloc((p->call.in_count + 1) * sizeof(double));
+    p->out = in_place ? p->in : calloc(p->call.out_count + 1, sizeof(double));
+    ck_assert(p->in != NULL && p->out != NULL);
+    for (size_t i = 0; i < p->call.in_count; i++) {
+        p->in[i] = value(rank, i);
+    }
+    p->call.in = p->in;
+    p->call.out = p->out;
+    p->s = dtr__mpi_sched_new();
+    ck_assert_ptr_nonnull(p->s);
+    dtr__mpi_sched_begin(p->s, &p->group, &p->call, 7);
+    const dtr__mpi_build b = { .state = &state,
+                               .call = &p->call,
+                               .s = p->s,
+                               .rank = rank,
+                               .size = n_players,
+                               .esize = sizeof(double),
+                               .free_order = true };
+    build(&b);
+    ck_assert(!p->s->no_memory);
+    p->posted = calloc(p->s->n_transfers + 1, sizeof *p->posted);
+    p->over = calloc(p->s->n_transfers + 1, sizeof *p->over);
+    ck_assert(p->posted != NULL && p->over != NULL);
+}
+
+static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size_t *blocks) {
+    double n = n_players, sum = n * (n + 1) / 2;
+    if (kind == DTR__K_ALLGATHERV) {
+        for (rank = 0; i >= blocks[rank]; rank++) {
+            i -= blocks[rank];
+        }
+        return value(rank, i);
+    }
+    if (kind == DTR__K_GATHER) {
+        return value((int)i, 0); /* of one element */
+    }
+    for (int r = 0; r < rank && kind == DTR__K_REDUCE_SCATTERV; r++) {
+        i += blocks[r];
+    }
+    return value(0, i) * (op == DTR_AVG ? sum / n : op == DTR_PREMUL_SUM ? sum / 2 : sum);
+}
+
+/* The most messages that a rank sends or receives. */
+static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t count, bool in_place) {
+    size_t most = 0, *blocks = calloc((size_t)n, sizeof *blocks);
+    players = calloc((size_t)n, sizeof *players);
+    ck_assert(players != NULL && blocks != NULL);
+    n_players = n;
+    state.tuning = dtr__mpi_tuning_default;
+    state.tuning.direct = state.tuning.gather_log = state.tuning.piece = 0;
+    state.tuning.gather_ranks = 2;
+    state.tuning.doubling = v->doubling;
+    state.tuning.ring = v->ring;
+    state.tuning.segment = v->segment;
+    for (int r = 0; r < n; r++) {
+        blocks[r] = block_of(r, count);
+    }
+    for (int r = 0; r < n; r++) {
+        prepare(r, kind, op, count, blocks, in_place);
+    }
+    play_all(count % 2 == 0, v->name);
+    for (int r = 0; r < n; r++) {
+        player *p = &players[r];
+        for (size_t i = 0; i < p->call.out_count; i++) {
+            const double should = expected(kind, op, r, i, blocks);
+            ck_assert_msg(fabs(p->out[i] - should) <= 1e-12 * should,
+                          "%s, kind %d, %zu of %d ranks: element %zu of rank %d is %g, not %g",
+                          v->name, (int)kind, count, n, i, r, p->out[i], should);
+        }
+        most = p->sent > most ? p->sent : most;
+        most = p->received > most ? p->received : most;
+        if (p->out != p->in) {
+            free(p->out);
+        }
+        free(p->in);
+        free(p->posted);
+        free(p->over);
+        dtr__mpi_sched_free(p->s);
+    }
+    free(players);
+    free(blocks);
+    return most;
+}
+
+static const int sizes[] = { 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33 };
+static const size_t counts[] = { 1, 2, 17, 331, 1000 };
+enum { N_SIZES = 12, N_COUNTS = 5, N_VARIANTS = 4 };
+
+/* COL3 COL10 COL24 */
+START_TEST(allreduces) {
+    static const dtr_op ops[] = { DTR_SUM, DTR_AVG, DTR_PREMUL_SUM };
+    for (int i = 0; i < N_SIZES * N_COUNTS * 3; i++) {
+        const variant *v = &variants[_i];
+        const size_t count = counts[i % N_COUNTS];
+        (void)run(v, DTR__K_ALLREDUCE, ops[i % 3], sizes[i / N_COUNTS / 3], count, i % 2 == 0);
+    }
+}
+END_TEST
+
+/* COL37 COL39 */
+START_TEST(blocks) {
+    for (int i = 0; i < N_SIZES * N_COUNTS; i++) {
+        const variant *v = &variants[1 + _i];
+        const size_t count = counts[i % N_COUNTS] / 4;
+        const int n = sizes[i / N_COUNTS];
+        (void)run(v, DTR__K_REDUCE_SCATTERV, DTR_AVG, n, count, false);
+        (void)run(v, DTR__K_REDUCE_SCATTERV, DTR_PREMUL_SUM, n, count, false);
+        (void)run(v, DTR__K_ALLGATHERV, DTR_SUM, n, count, false);
+    }
+}
+END_TEST
+
+static size_t lg(int n) {
+    size_t rounds = 0;
+    while (1 << rounds < n) {
+        rounds++;
+    }
+    return rounds;
+}
+
+/* What docs/scaling.md says of messages: a round is one, or two where its blocks go over the end.
+ */
+START_TEST(messages) {
+    for (int i = 1; i < N_SIZES; i++) {
+        const int n = sizes[i];
+        const size_t pairs = (n & (n - 1)) != 0; /* hand theirs to a neighbour and get the result */
+        ck_assert_uint_eq(run(&variants[0], DTR__K_ALLREDUCE, DTR_SUM, n, 1000, false),
+                          lg(n + 1) - (n == (1 << lg(n)) ? 1 : 0) - (pairs ? 1 : 0) + pairs);
+        const size_t halves = run(&variants[1], DTR__K_ALLREDUCE, DTR_SUM, n, 1000, false);
+        ck_assert_uint_ge(halves, 2 * lg(n));
+        ck_assert_uint_le(halves, 4 * lg(n));
+        ck_assert_uint_le(run(&variants[1], DTR__K_REDUCE_SCATTERV, DTR_SUM, n, 100, false),
+                          2 * lg(n));
+        ck_assert_uint_le(run(&variants[1], DTR__K_ALLGATHERV, DTR_SUM, n, 100, false), 2 * lg(n));
+    }
+}
+END_TEST
+
+/* ---- hier ---- */
+
+/* Reduce and gather of 8 bytes go along a tree however many ranks there are, of four a node here,
+ * and a reduce between nodes alone does. COL10 COL19 */
+START_TEST(roots) {
+    enum { LOCAL = 4, N = 150 * LOCAL };
+    static int node_of[N], ranks[N];
+    dtr_world world = { .size = N, .node_of = node_of };
+    dtr_group g = { .world = &world, .size = N, .world_ranks = ranks };
+    for (int r = 0; r < N; r++) {
+        node_of[r] = r / LOCAL;
+        ranks[r] = r;
+    }
+    ck_assert(dtr__mpi_nodes_new(&g, &state.nodes));
+    const size_t most = lg(N / LOCAL) + lg(LOCAL);
+    ck_assert_uint_le(run(&variants[1], DTR__K_REDUCE, DTR_AVG, N, 1, false), most);
+    ck_assert_uint_le(run(&variants[1], DTR__K_GATHER, DTR_SUM, N, 1, false), most);
+    free(state.nodes);
+    state.nodes = NULL;
+    for (size_t count = 1; count < 1000; count += 150) {
+        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_AVG, 13, count, false), lg(13));
+        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_PREMUL_SUM, 16, count, true), 4);
+    }
+}
+END_TEST
+
+/* However many nodes there are, up to a thousand of eight ranks, all ranks have slices. COL24 COL37
+ */
+START_TEST(slices) {
+    enum { LOCAL = 8 };
+    for (int n = 2; n <= 1000; n++) {
+        dtr__mpi_nodes nodes = { .n = n, .least = LOCAL };
+        const dtr__hier_state s = { .nodes = &nodes };
+        const size_t chunk = dtr__hier_chunk_of_region(&s, sizeof(float));
+        ck_assert_uint_gt(dtr__hier_slice(&s, chunk, sizeof(float), LOCAL - 1).n, 0);
+        ck_assert_uint_le(chunk * (size_t)n * sizeof(float), 65 << 20);
+    }
+}
+END_TEST
+
+static void make(Suite *suite) {
+    TCase *tc = tcase_create("schedules");
+    tcase_set_timeout(tc, 0);
+    tcase_add_loop_test(tc, allreduces, 0, N_VARIANTS);
+    tcase_add_loop_test(tc, blocks, 0, 2);
+    tcase_add_test(tc, messages);
+    tcase_add_test(tc, roots);
+    tcase_add_test(tc, slices);
+    suite_add_tcase(suite, tc);
+}
+
+int main(void) {
+    return th_unit_main("pretended schedules", make);
+}
