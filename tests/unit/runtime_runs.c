@@ -175,7 +175,7 @@ END_TEST
 
 /* ---- messages in turn ---- */
 
-enum { SEND = 2, RECV, BARRIERS, ROOM = 100 /* messages that are always told */ };
+enum { SEND = 2, RECV, BARRIERS, ROOM = 100 /* messages that are always told */, LAST = 211 };
 
 /* Message `seq`, of which `turns` come in turn: sends to 1 and on, and at last a receive. */
 static dtr__record message(uint64_t seq, uint64_t turns, int64_t now) {
@@ -233,24 +233,23 @@ START_TEST(P9_messages_in_turn_follow_each_other) {
     const uint64_t turns = (uint64_t)_i;
     dtr_world w;
     dtr__rec_run run = open_world(&w);
-    for (uint64_t i = 1; i <= 200; i++) {
-        const uint64_t since = i % DTR__REC_RUN_MOST; /* each of them has a record, on all ranks */
-        const uint64_t least = i < DTR__REC_RUN_MOST ? turns + 1 : turns;
-        const bool follows = i < DTR__REC_RUN_MOST ? i > least : since > least;
+    for (uint64_t i = 1; i < LAST; i++) {
+        /* A run begins when the first one comes again. */
+        const bool follows = (i - 1) % (DTR__REC_RUN_MOST + turns) > turns;
         ck_assert_msg(pass(&w, &run, i, turns, 1000 * (int64_t)i) == follows, "message %d", (int)i);
         expect_messages(&w, i > ROOM ? i - ROOM : 1, i, turns, false);
     }
     /* One that takes long, first without a record and then with one. */
-    dtr__record r = message(201, turns, 201000);
+    dtr__record r = message(LAST, turns, 1000 * LAST);
     r.state = DTR__REC_STARTED;
     r.t_finished = 0;
-    ck_assert(dtr__rec_follow(&w, &run, 50 + 201 % turns, 201, 201000));
-    expect_messages(&w, 201 - ROOM, 201, turns, true);
-    const uint64_t number = dtr__rec_run_message(&w, &run, 50 + 201 % turns, &r);
-    expect_messages(&w, 201 - ROOM, 201, turns, true);
-    dtr__rec_finish(&w, number, 201500);
-    expect_messages(&w, 201 - ROOM, 201, turns, false);
-    ck_assert(!pass(&w, &run, 202, turns, 202000) || turns == 1);
+    ck_assert(dtr__rec_follow(&w, &run, 50 + LAST % turns, LAST, 1000 * LAST));
+    expect_messages(&w, LAST - ROOM, LAST, turns, true);
+    const uint64_t number = dtr__rec_run_message(&w, &run, 50 + LAST % turns, &r);
+    expect_messages(&w, LAST - ROOM, LAST, turns, true);
+    dtr__rec_finish(&w, number, 1000 * LAST + 500);
+    expect_messages(&w, LAST - ROOM, LAST, turns, false);
+    ck_assert(!pass(&w, &run, LAST + 1, turns, 1000 * LAST + 1000) || turns == 1);
     close_world(&w);
 }
 END_TEST
