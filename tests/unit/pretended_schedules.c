@@ -11,6 +11,7 @@
 #include "backends/hier/hier_internal.h"
 #include "backends/mpi/mpi_internal.h"
 #include "core/team.h"
+#include "harness.h"
 #include "kernels/kernels.h"
 #include "unit.h"
 
@@ -75,8 +76,10 @@ static bool move(int rank, size_t transfer) {
     }
     const dtr__mpi_step *mine = step_of(&players[rank], transfer);
     const dtr__mpi_step *theirs = step_of(&players[peer], there);
-    memcpy(t->is_send ? theirs->dst : mine->dst, t->is_send ? mine->dst : theirs->dst,
-           (size_t)t->nbytes);
+    if (t->nbytes > 0) { /* else there may be no memory */
+        memcpy(t->is_send ? theirs->dst : mine->dst, t->is_send ? mine->dst : theirs->dst,
+               (size_t)t->nbytes);
+    }
     players[rank].over[transfer] = players[peer].over[there] = true;
     return true;
 }
@@ -297,7 +300,7 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
 
 static const int sizes[] = { 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33 };
 static const size_t counts[] = { 1, 2, 17, 331, 1000 };
-enum { N_SIZES = 12, N_COUNTS = 5, N_VARIANTS = 4 };
+enum { N_SIZES = TH_SANITIZED ? 9 : 12, N_COUNTS = 5, N_VARIANTS = 4 };
 
 /* COL3 COL10 COL24 */
 START_TEST(allreduces) {
