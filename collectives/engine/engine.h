@@ -180,9 +180,10 @@ void dtr__batch_write_records(dtr_world *world, const dtr__record *r, const dtr_
 void dtr__work_mark(const dtr_work *w, dtr__rec_state state, dtr_status status);
 /* Its end, at the time that its report says if it has a handle. */
 void dtr__work_mark_end(dtr_work *w, dtr_status s);
-/* One that follows others in the recording gets a record of its own, so that their run may end, or
- * its failure be noted; of those of a group all do. queue_lock held once they are listed. */
+/* One that follows others in the recording gets a record of its own, so that its failure may be
+ * noted. queue_lock held once it is listed. */
 void dtr__work_set_apart(dtr_work *w);
+/* All of a group's do, so that the run may end; progress lock held, queue_lock not. */
 void dtr__works_set_apart(dtr_group *g);
 /* The output's hash into the record, where wanted: the transfer is complete, the last step not. */
 void dtr__work_hash_out(const dtr_work *w);

@@ -96,6 +96,7 @@ void dtr__works_set_apart(dtr_group *g) {
     for (dtr_work *w = g->engine->works.head; w != NULL; w = w->next) {
         dtr__work_set_apart(w);
     }
+    g->calls.run.waiting = 0;
     pthread_mutex_unlock(&g->engine->queue_lock);
 }
 

@@ -123,7 +123,6 @@ static void keep(dtr__control *c, const dtr__wire_ask *ask) {
 
 void dtr__control_take_ask(const dtr_world *world, const dtr__link *l, const void *data,
                            size_t nbytes) {
-    dtr__control *c = world->control.plane;
     dtr__wire_ask ask;
     if (nbytes != sizeof ask) {
         return;
@@ -134,15 +133,10 @@ void dtr__control_take_ask(const dtr_world *world, const dtr__link *l, const voi
         return;
     }
     if (world->node_of[ask.rank] == world->node) {
-        keep(c, &ask);
+        keep(world->control.plane, &ask);
         return;
     }
-    dtr__link *next =
-        ask.hops > 0 ? dtr__control_way(world, c, ask.rank, world->node_of[l->rank]) : NULL;
-    if (next != NULL) {
-        ask.hops--;
-        dtr__link_send(next, DTR__WIRE_ASK, &ask, sizeof ask);
-    }
+    dtr__control_pass_on(world, l, ask.rank, &ask.hops, DTR__WIRE_ASK, &ask, sizeof ask);
 }
 
 void dtr__control_answer(const dtr_world *world, dtr__control *c) {

@@ -176,6 +176,10 @@ void dtr__control_answer(const dtr_world *world, dtr__control *c);
  * that it has come from, -1: this one. */
 dtr__link *dtr__control_way(const dtr_world *world, const dtr__control *c, int to, int from);
 int dtr__control_hops(const dtr_world *world); /* the most that a message may take */
+/* A message that has come over `l` and is for rank `to` of another node goes on; `hops`, inside of
+ * it, is what it may still take. */
+void dtr__control_pass_on(const dtr_world *world, const dtr__link *l, int to, int32_t *hops,
+                          dtr__wire_kind kind, const void *message, size_t nbytes);
 void dtr__control_take_report(const dtr_world *world, const dtr__link *l, const void *data,
                               size_t nbytes);
 /* Reports of all ranks of this node to the nodes whose turn it is. */

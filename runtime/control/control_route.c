@@ -7,7 +7,7 @@
 
 #include "control_internal.h"
 
-enum { PASSED_ON_MOST = 64 << 10 }; /* bytes of reports that wait on a connection */
+enum { PASSED_ON_MOST = 64 << 10 }; /* bytes that wait on a connection */
 
 /* ---- the way ---- */
 
@@ -40,6 +40,16 @@ dtr__link *dtr__control_way(const dtr_world *world, const dtr__control *c, int t
     return direct && best_d > 0 ? NULL : best; /* nobody else reaches it if it says nothing */
 }
 
+void dtr__control_pass_on(const dtr_world *world, const dtr__link *l, int to, int32_t *hops,
+                          dtr__wire_kind kind, const void *message, size_t nbytes) {
+    const dtr__control *c = world->control.plane;
+    dtr__link *next = *hops > 0 ? dtr__control_way(world, c, to, world->node_of[l->rank]) : NULL;
+    if (next != NULL && next->n_out < PASSED_ON_MOST) {
+        --*hops;
+        dtr__link_send(next, kind, message, nbytes);
+    }
+}
+
 /* ---- reports ---- */
 
 static void take_own(const dtr_world *world, const dtr__link *l, dtr__rank_report *d) {
@@ -62,7 +72,6 @@ static void take_own(const dtr_world *world, const dtr__link *l, dtr__rank_repor
 
 void dtr__control_take_report(const dtr_world *world, const dtr__link *l, const void *data,
                               size_t nbytes) {
-    dtr__control *c = world->control.plane;
     dtr__wire_report d;
     if (nbytes != sizeof d) {
         return;
@@ -75,11 +84,7 @@ void dtr__control_take_report(const dtr_world *world, const dtr__link *l, const 
         take_own(world, l, &d.report);
         return;
     }
-    dtr__link *next = d.hops > 0 ? dtr__control_way(world, c, d.to, world->node_of[l->rank]) : NULL;
-    if (next != NULL && next->n_out < PASSED_ON_MOST) {
-        d.hops--;
-        dtr__link_send(next, DTR__WIRE_REPORT, &d, sizeof d);
-    }
+    dtr__control_pass_on(world, l, d.to, &d.hops, DTR__WIRE_REPORT, &d, sizeof d);
 }
 
 /* ---- of this node ---- */

@@ -15,12 +15,7 @@ static int kind_of(int tag, const void *head) {
                                     : ((const dtr__down *)head)->kind;
 }
 
-dtr_status __real_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
-                                    const void *head, size_t head_nbytes, const void *tail,
-                                    size_t tail_nbytes);
-dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
-                                    const void *head, size_t head_nbytes, const void *tail,
-                                    size_t tail_nbytes);
+__typeof__(dtr__mailbox_send) __real_dtr__mailbox_send, __wrap_dtr__mailbox_send;
 dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
                                     const void *head, size_t head_nbytes, const void *tail,
                                     size_t tail_nbytes) {

@@ -42,9 +42,7 @@ static void take_proposal(const dtr__proposal *p) {
     others.n_slots += (size_t)p->n_slots;
 }
 
-dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
-                                    const void *head, size_t head_nbytes, const void *tail,
-                                    size_t tail_nbytes);
+__typeof__(dtr__mailbox_send) __wrap_dtr__mailbox_send;
 dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
                                     const void *head, size_t head_nbytes, const void *tail,
                                     size_t tail_nbytes) {
