@@ -425,7 +425,7 @@ START_TEST(thresholds_between_nodes) {
     static const char *const ways[][2] = {
         { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,chunk=64KiB",
           "nodes_direct=0,nodes_piece=0,nodes_doubling=never,chunk=32KiB" },
-        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_segment=8KiB",
+        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_segment=2KiB",
           "nodes_direct=0" },
         { "nodes_direct=0,nodes_piece=0,nodes_doubling=never", "nodes_direct=1GiB" },
     };

@@ -27,10 +27,10 @@ static const struct {
       false,
       true },
     { "halves, segments",
-      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 320, SIZE_MAX },
+      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 64, SIZE_MAX },
       false,
       true },
-    { "blocks round a ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 320 }, false, true },
+    { "blocks round a ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 64 }, false, true },
 };
 enum {
     N_VARIANTS = sizeof variants / sizeof variants[0],
@@ -351,7 +351,8 @@ START_TEST(large) {
                                        DTR__K_ALLTOALL, DTR__K_ALLTOALLV };
     driver_open(&d);
     for (size_t slice = 16 << 10; slice <= 64 << 10; slice *= 4) {
-        d.state->tuning.reduce_slice = d.state->tuning.segment = slice;
+        d.state->tuning.reduce_slice = slice;
+        d.state->tuning.segment = slice / 4;
         d.group.asked.deterministic = true;
         reduce_pair(DTR_F32, DTR_SUM, 60007, 0);
         reduce_pair(DTR_F16, DTR_PREMUL_SUM, 60007, 0);

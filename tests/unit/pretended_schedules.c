@@ -150,8 +150,8 @@ typedef struct variant {
 static const variant variants[] = {
     { "doubling", SIZE_MAX, 1, 64 },
     { "halves", 0, SIZE_MAX, 1 << 20 },
-    { "halves, segments", 0, SIZE_MAX, 1024 },
-    { "ring", 0, 1, 1024 },
+    { "halves, segments", 0, SIZE_MAX, 64 },
+    { "ring", 0, 1, 64 },
 };
 
 static size_t block_of(int rank, size_t each) { /* one is empty, one twice as long */

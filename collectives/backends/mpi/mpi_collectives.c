@@ -16,7 +16,7 @@ const dtr__mpi_tuning dtr__mpi_tuning_default = {
     .direct = 8 << 10,
     .doubling = 32 << 10,
     .ring = SIZE_MAX,
-    .segment = 8 << 20,
+    .segment = 128 << 10,
     .block = 64 << 10,
     .piece = 60 << 10,
 };

@@ -13,7 +13,7 @@
  * sent as seldom as can be. Long data goes in segments, of which some are under way at once. */
 #include "mpi_internal.h"
 
-enum { ALIGN = 64 /* bytes: blocks begin on cache lines */, LANES = 2 };
+enum { ALIGN = 64 /* bytes: blocks begin on cache lines */, LANES = 8 };
 
 static size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;
@@ -273,10 +273,17 @@ static void run_lanes(const plan *p, lane *lanes, size_t n_lanes,
 
 /* ---- allreduce ---- */
 
-/* Elements of a segment of the data: all but the last have as many, a whole number of lines. */
+/* Elements of a segment of the data: all but the last have as many, a whole number of lines. What
+ * bounds it is its blocks, so that messages are short enough for the answers to others not to wait
+ * behind them on a slow link, and long enough to be worth their cost. */
 static size_t allreduce_segment(const dtr__mpi_build *b, size_t *n) {
+    enum { FEW = 4 /* ranks: fewer have longer blocks, or a round is one short message */ };
+    const dtr__mpi_tuning *t = &b->state->tuning;
     const size_t count = b->call->in_count, unit = ALIGN / b->esize;
-    *n = (count * b->esize - 1) / b->state->tuning.segment + 1;
+    const size_t blocks = (size_t)(b->size < FEW ? FEW : b->size);
+    /* Of each lane's segment no more than half lies in staging memory. */
+    const size_t most = min_size(blocks * t->segment, 2 * t->staging / LANES);
+    *n = (count * b->esize - 1) / most + 1;
     return ((count - 1) / *n / unit + 1) * unit;
 }
 
@@ -309,7 +316,9 @@ static void build_blocks(const dtr__mpi_build *b, bool ring) {
     if (lanes[0].stage == NULL) {
         return;
     }
-    lanes[1].stage = lanes[0].stage + (n_lanes - 1) * stage;
+    for (size_t i = 1; i < n_lanes; i++) {
+        lanes[i].stage = lanes[i - 1].stage + stage;
+    }
     run_lanes(&p, lanes, n_lanes, take_allreduce);
 }
 
@@ -329,10 +338,10 @@ void dtr__mpi_build_partial_sums(const dtr__mpi_build *b) {
 
 /* ---- reduce_scatter, allgather ---- */
 
-/* Elements of a segment of each block: all segments of all blocks are about tuning.segment. */
+/* Elements of a segment of each block. */
 static size_t block_segment(const dtr__mpi_build *b) {
     const size_t unit = ALIGN / b->esize;
-    return (b->state->tuning.segment / (size_t)b->size / ALIGN + 1) * unit;
+    return ((b->state->tuning.segment - 1) / ALIGN + 1) * unit;
 }
 
 /* The input as it lies, where one segment is all of it; else a copy of its part. */
