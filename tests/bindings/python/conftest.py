@@ -15,7 +15,7 @@ def why_no_mpi4py():
         theirs = importlib.util.find_spec("mpi4py.MPI")
     except ImportError:
         return "mpi4py is not installed"
-    used = [set(re.findall(r"libmpi\w*\.so", subprocess.run(["ldd", file], capture_output=True, text=True).stdout))
+    used = [set(re.findall(r"libmpi\w*\.so[.\d]*", subprocess.run(["ldd", file], capture_output=True, text=True).stdout))
             for file in (theirs.origin, dtr._dtr.__file__)]
     return None if used[0] & used[1] else "mpi4py uses %s, the library %s" % tuple(" ".join(names) for names in used)
 
