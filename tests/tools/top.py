@@ -130,6 +130,7 @@ def other_hosts():
     def go_on():
         nodes.signal(1, signal.SIGCONT)
         until("it goes on", far(lambda a, b: b["state"] == "running" and b["steps_per_s"] > 0 and a["steps_per_s"] > 0 and not b["holds_s"] > 1))
+
     until("it is stopped within a collective", lambda: hold() or go_on())
     until("rank 0 waits for it", far(lambda a, b: b["state"] == "silent" and a["waits_for"] == [1] and b["holds"] == 1))
     go_on()

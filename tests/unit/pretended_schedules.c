@@ -144,7 +144,7 @@ static void play_all(bool down, const char *what) {
 
 typedef struct variant {
     const char *name;
-    size_t doubling, ring, segment;
+    size_t doubling, ring, segment, staging; /* staging 0: as usual */
 } variant;
 
 static const variant variants[] = {
@@ -256,8 +256,11 @@ static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size
     return value(0, i) * (op == DTR_AVG ? sum / n : op == DTR_PREMUL_SUM ? sum / 2 : sum);
 }
 
+static size_t staged; /* bytes, the most of a rank in the last run */
+
 /* The most messages that a rank sends or receives. */
 static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t count, bool in_place) {
+    staged = 0;
     size_t most = 0, *blocks = calloc((size_t)n, sizeof *blocks);
     players = calloc((size_t)n, sizeof *players);
     ck_assert(players != NULL && blocks != NULL);
@@ -268,6 +271,7 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
     state.tuning.doubling = v->doubling;
     state.tuning.ring = v->ring;
     state.tuning.segment = v->segment;
+    state.tuning.staging = v->staging != 0 ? v->staging : state.tuning.staging;
     for (int r = 0; r < n; r++) {
         blocks[r] = block_of(r, count);
     }
@@ -283,6 +287,7 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
                           "%s, kind %d, %zu of %d ranks: element %zu of rank %d is %g, not %g",
                           v->name, (int)kind, count, n, i, r, p->out[i], should);
         }
+        staged = p->s->cap_staging > staged ? p->s->cap_staging : staged;
         most = p->sent > most ? p->sent : most;
         most = p->received > most ? p->received : most;
         if (p->out != p->in) {
@@ -352,6 +357,20 @@ START_TEST(messages) {
 }
 END_TEST
 
+/* What is staged does not grow with the data, nor beyond a line a block with the ranks. */
+START_TEST(memory) {
+    enum { STAGING = 8 << 10, LINES = 12 * 64, PAGE = 4 << 10 };
+    const variant v = { "bounded", 0, SIZE_MAX, 1 << 19, STAGING };
+    for (int n = 2; n <= 16; n *= 2) {
+        const size_t lines = (size_t)(LINES * (n + 2) + PAGE);
+        (void)run(&v, DTR__K_ALLREDUCE, DTR_SUM, n, 10000, false);
+        ck_assert_uint_le(staged, STAGING + lines);
+        (void)run(&v, DTR__K_REDUCE_SCATTERV, DTR_SUM, n, 10000 / (size_t)n, false);
+        ck_assert_uint_le(staged, 3 * STAGING + lines);
+    }
+}
+END_TEST
+
 /* ---- hier ---- */
 
 /* Reduce and gather of 8 bytes go along a tree however many ranks there are, of four a node here,
@@ -398,6 +417,7 @@ static void make(Suite *suite) {
     tcase_add_loop_test(tc, allreduces, 0, N_VARIANTS);
     tcase_add_loop_test(tc, blocks, 0, 2);
     tcase_add_test(tc, messages);
+    tcase_add_test(tc, memory);
     tcase_add_test(tc, roots);
     tcase_add_test(tc, slices);
     suite_add_tcase(suite, tc);

@@ -271,19 +271,21 @@ static void run_lanes(const plan *p, lane *lanes, size_t n_lanes,
     } while (active != 0);
 }
 
-/* ---- allreduce ---- */
-
-/* Elements of a segment of the data: all but the last have as many, a whole number of lines. What
- * bounds it is its blocks, so that messages are short enough for the answers to others not to wait
- * behind them on a slow link, and long enough to be worth their cost. */
-static size_t allreduce_segment(const dtr__mpi_build *b, size_t *n) {
+/* The most bytes of a segment. Its blocks bound it, so that messages are short enough for the
+ * answers to others not to wait behind them on a slow link, and long enough to be worth their cost;
+ * with many ranks, memory does: of an allreduce half of each lane's segment is staged. */
+static size_t segment_bytes(const dtr__mpi_build *b) {
     enum { FEW = 4 /* ranks: fewer have longer blocks, or a round is one short message */ };
     const dtr__mpi_tuning *t = &b->state->tuning;
+    return min_size((size_t)(b->size < FEW ? FEW : b->size) * t->segment, 2 * t->staging / LANES);
+}
+
+/* ---- allreduce ---- */
+
+/* Elements of a segment of the data: all but the last have as many, a whole number of lines. */
+static size_t allreduce_segment(const dtr__mpi_build *b, size_t *n) {
     const size_t count = b->call->in_count, unit = ALIGN / b->esize;
-    const size_t blocks = (size_t)(b->size < FEW ? FEW : b->size);
-    /* Of each lane's segment no more than half lies in staging memory. */
-    const size_t most = min_size(blocks * t->segment, 2 * t->staging / LANES);
-    *n = (count * b->esize - 1) / most + 1;
+    *n = (count * b->esize - 1) / segment_bytes(b) + 1;
     return ((count - 1) / *n / unit + 1) * unit;
 }
 
@@ -338,10 +340,10 @@ void dtr__mpi_build_partial_sums(const dtr__mpi_build *b) {
 
 /* ---- reduce_scatter, allgather ---- */
 
-/* Elements of a segment of each block. */
+/* Elements of a segment of each block: those of all blocks together are a segment. */
 static size_t block_segment(const dtr__mpi_build *b) {
     const size_t unit = ALIGN / b->esize;
-    return ((b->state->tuning.segment - 1) / ALIGN + 1) * unit;
+    return (segment_bytes(b) / (size_t)b->size / ALIGN + 1) * unit;
 }
 
 /* The input as it lies, where one segment is all of it; else a copy of its part. */
