@@ -203,6 +203,13 @@ static dtr_status to_device(const dtr__sparse_op *op, dtr_tensor **t, void *stre
     return s;
 }
 
+static dtr_status place_on(dtr__sparse_op *op, const dtr__device_ops *ops, void *stream) {
+    DTR_TRY(to_device(op, &op->result_indices, stream));
+    DTR_TRY(to_device(op, &op->result_values, stream));
+    DTR_CUDA_TRY(ops->stream_synchronize(op->device.index, stream), DTR_ERR_CUDA);
+    return DTR_OK;
+}
+
 /* Results of host memory are replaced by some on the inputs' device, which are complete on return.
  * On a stream of their own: the default one would wait for the program's streams, and what they
  * hold may wait for this thread. */
@@ -213,8 +220,7 @@ static dtr_status place_results(dtr__sparse_op *op) {
     }
     const dtr__device_ops *ops = dtr__cuda_get()->ops;
     DTR_CUDA_TRY(ops->stream_new(op->device.index, false, &stream), DTR_ERR_CUDA);
-    dtr_status s = to_device(op, &op->result_indices, stream);
-    s = s == DTR_OK ? to_device(op, &op->result_values, stream) : s;
+    dtr_status s = place_on(op, ops, stream);
     (void)ops->stream_free(op->device.index, stream);
     return s;
 }

@@ -139,6 +139,7 @@ static void one_run(const char *name, const void *argument, unsigned blocks, boo
     for (int i = 0; i < n_buffers; i++) {
         const buffer *b = &buffers[i];
         need(cudaMemcpy(b->device, b->before, b->nbytes, cudaMemcpyHostToDevice), "copy in");
+        need(cudaDeviceSynchronize(), "wait"); /* a copy from pageable memory may go on */
         memcpy(dtr_fake_cuda_known(b->device, b->nbytes), b->known, b->nbytes);
     }
     if (dtr_fake_cuda_run(name, argument, blocks, DTR__KERNEL_THREADS, ptx) != 0) {

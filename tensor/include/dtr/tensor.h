@@ -132,7 +132,8 @@ DTR_API dtr_status dtr_tensor_clone(const dtr_tensor *tensor, dtr_tensor **out);
  * != 0; complex to real takes the real part. Equal types copy bits. Tensors that overlap are copied
  * as if through a third one. `stream` is ignored on the CPU.
  *  @collective no
- *  @blocking until copied; on a device only where plain host memory takes part
+ *  @blocking until copied; on a device only where plain host memory takes part: until it is
+ * copied there, or may be written again
  *  @gpu in order on the stream, NULL the default one. Equal types, or f16, bf16, f32 and f64 on
  * one device; between host and device contiguous tensors; else DTR_ERR_UNSUPPORTED. Tensors on one
  * device may have any strides, but not overlap

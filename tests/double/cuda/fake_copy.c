@@ -10,19 +10,20 @@ typedef struct copy {
     size_t nbytes;
     unsigned char *known;            /* of `to`, as dtr_fake_cuda_known has it */
     const unsigned char *known_from; /* NULL: all of it was written */
+    char staged[];
 } copy;
 
 static void run_copy(void *arg) {
-    copy c = *(copy *)arg;
-    free(arg);
+    const copy *c = arg;
     int64_t begin = fake_now_ns();
-    memmove(c.to, c.from, c.nbytes);
-    if (c.known != NULL && c.known_from != NULL) {
-        memmove(c.known, c.known_from, c.nbytes);
-    } else if (c.known != NULL) {
-        memset(c.known, 1, c.nbytes);
+    memmove(c->to, c->from, c->nbytes);
+    if (c->known != NULL && c->known_from != NULL) {
+        memmove(c->known, c->known_from, c->nbytes);
+    } else if (c->known != NULL) {
+        memset(c->known, 1, c->nbytes);
     }
-    fake_cost(begin, c.nbytes);
+    fake_cost(begin, c->nbytes);
+    free(arg);
 }
 
 typedef struct side {
@@ -64,6 +65,8 @@ API size_t dtr_fake_cuda_hidden_syncs(void) {
     return __atomic_load_n(&hidden_syncs, __ATOMIC_RELAXED);
 }
 
+/* Pageable memory is copied aside before the call returns, and to the device later: what is not
+ * ordered behind the copy must not use the result then. */
 static cudaError_t copy_in(fake_stream *s, void *to, const void *from, size_t nbytes,
                            enum cudaMemcpyKind kind, bool wait) {
     if (nbytes == 0) {
@@ -73,18 +76,26 @@ static cudaError_t copy_in(fake_stream *s, void *to, const void *from, size_t nb
     if (!kind_fits(kind, dst.class == FAKE_DEVICE, src.class == FAKE_DEVICE)) {
         return cudaErrorInvalidMemcpyDirection;
     }
-    copy *c = dst.at != NULL && src.at != NULL ? malloc(sizeof *c) : NULL;
+    bool pageable = dst.class == FAKE_PAGEABLE || src.class == FAKE_PAGEABLE;
+    bool staged =
+        src.class == FAKE_PAGEABLE && dst.class == FAKE_DEVICE && !dtr_fake_cuda_capturing(s);
+    copy *c = dst.at != NULL && src.at != NULL ? malloc(sizeof *c + (staged ? nbytes : 0)) : NULL;
     if (c == NULL) {
         return cudaErrorInvalidValue;
     }
     *c = (copy){ dst.at, src.at, nbytes, dst.known, src.known };
-    bool pageable = dst.class == FAKE_PAGEABLE || src.class == FAKE_PAGEABLE;
+    if (staged) {
+        c->from = memcpy(c->staged, src.at, nbytes);
+    }
+    if (staged && wait) {
+        fake_drain(s);
+    }
     fake_push(s, "copy", run_copy, c, sizeof *c);
     if (pageable && !wait) {
         __atomic_add_fetch(&hidden_syncs, 1, __ATOMIC_RELAXED);
         dtr_fake_cuda_log("hidden-sync", "nbytes=%zu", nbytes);
     }
-    if (pageable || wait) {
+    if ((pageable || wait) && !staged) {
         fake_drain(s);
     }
     return cudaSuccess;
