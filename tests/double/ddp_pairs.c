@@ -424,8 +424,8 @@ START_TEST(GF2_limit_of_multiprocessors) {
     TH_IS(dtr_ddp_create(g, &p, 1, NULL, &ddp), DTR_OK);
     int made = dtr_fake_cuda_log_count("ncclCommInitRankConfig rank");
     int limited = dtr_fake_cuda_log_count("CTAs 2 to 3");
-    TH_CHECK(made == limited && made == (th_size() > 1 && !staged()), "%d of %d: %s", limited, made,
-             dtr_fake_cuda_log_text());
+    TH_CHECK(made < 0 || (made == limited && made == (th_size() > 1 && !staged())), "%d of %d: %s",
+             limited, made, dtr_fake_cuda_log_text());
     TH_IS(dtr_ddp_destroy(ddp), DTR_OK);
     TH_IS(dtr_group_destroy(g), DTR_OK);
     dtr_tensor_release(p.value);

@@ -73,7 +73,8 @@ DTR_FAKE_API int dtr_fake_cuda_hanging(void);
 DTR_FAKE_API void dtr_fake_cuda_log_start(void);
 /* The log so far, one call a line; valid until the next call of log_start or log_text. */
 DTR_FAKE_API const char *dtr_fake_cuda_log_text(void);
-/* How many lines hold the text. */
+/* How many lines hold the text; -1 for calls of NCCL on a GPU, where tests/gpu/watch.c keeps the
+ * log. */
 DTR_FAKE_API int dtr_fake_cuda_log_count(const char *text);
 /* While an event is held, records of it do not complete, and what waits for it waits. */
 DTR_FAKE_API int dtr_fake_cuda_hold(void *event, int hold);

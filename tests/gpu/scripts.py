@@ -18,8 +18,9 @@ def expect(condition, what, *values):
 
 def make_bundle():
     """What scripts/gpu/bundle makes, of the programs as they lie in the build folder."""
+    os.symlink(os.path.join(build, "tests", "gpu"), os.path.join(folder.name, "lib"))
     with open(os.path.join(folder.name, "env.sh"), "w", encoding="utf-8") as env:
-        env.write("export PATH=%s:$PATH LD_LIBRARY_PATH=$DTR_GPU_LIBS:%s\n" % (":".join(
+        env.write("export DTR_GPU=%s PATH=%s:$PATH LD_LIBRARY_PATH=$DTR_GPU_LIBS:%s\n" % (folder.name, ":".join(
             os.path.join(build, path) for path in ("tests/gpu", "tests/double", "tests", "runtime/tools", "collectives/tools", "ddp/tools")), build))
         env.write("dtr_gpu_mpirun() { local n=$1; shift; %s -n $n \"$@\"; }\n" % launcher)
 
@@ -44,6 +45,8 @@ def main():
     expect(list(rows) == ["CUDA runtime"] and "1 of 1 steps passed, 0 skipped" in text, "one step: %s", text)
     text, rows, _ = run("conformance", "--only", "aborts, DDP, optimizers, 2", "--limit", "200", DTR_FAKE_CUDA_UUID="one")
     expect(len(rows) == 1 and "1 of 1 steps passed, 0 skipped" in text, "the library on one GPU: %s", text)
+    text, rows, _ = run("conformance", "--only", "ddp delayed", "--limit", "200", DTR_FAKE_CUDA_UUID="one")
+    expect(len(rows) == 3 and "3 of 3 steps passed, 0 skipped" in text, "programs that are watched: %s", text)
     text, rows, _ = run("conformance", "--only", "device ready", status=1, DTR_FAKE_CUDA_NDEV="0")
     expect(rows["device ready"]["state"] == "FAILED" and "failed: device ready" in text, "a failure: %s", text)
     text, rows, _ = run("conformance", "--only", "CUDA runtime", "--limit", "1", status=1,

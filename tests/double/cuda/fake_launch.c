@@ -184,6 +184,11 @@ static bool shape_is_legal(dim3 grid, dim3 block) {
            (uint64_t)block.x * block.y * block.z <= 1024;
 }
 
+API cudaError_t cudaFuncGetName(const char **name, const void *host) {
+    *name = name_of(host);
+    return fake_result(*name != NULL ? cudaSuccess : cudaErrorInvalidDeviceFunction);
+}
+
 API cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args,
                                  size_t shared, cudaStream_t stream) {
     const char *name = name_of(host);
