@@ -161,9 +161,6 @@ def requeued():
     run("scancel", "--signal=USR2", job)
     await_that(lambda: int(facts(job).get("Restarts", 0)) == 1 or ended(job), "back in the queue", out)
     check("the time is up: saved to" in shown(out), "saved", shown(out))
-    # Slurm lets it wait two minutes, for what may be left to do on its hosts; here that can be seen.
-    await_that(lambda: run("sinfo", "--noheader", "--states=idle", "--format=%D")[1].strip() == "2", "idle hosts", out)
-    run("scontrol", "update", "JobId=" + job, "StartTime=now")
     await_that(lambda: ended(job), "the job's end", out)
     check(facts(job)["JobState"] == "COMPLETED" and "resumed from " + file in shown(out), "resumed", facts(job), shown(out))
     status, text = run("srun", "--mpi=pmix", "--nodes=2", "--ntasks=4", TRAIN, *arguments)
