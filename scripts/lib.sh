@@ -142,7 +142,7 @@ dtr_require_build() { # dtr_require_build MPI
     case $1 in
         default | openmpi) dtr_require "${DTR_NEEDS[@]}" "${DTR_NEEDS_OPENMPI[@]}" ;;
         mpich) dtr_require "${DTR_NEEDS[@]}" "${DTR_NEEDS_MPICH[@]}" ;;
-        openmpi-[0-9]* | mpich-[0-9]*) dtr_require "${DTR_NEEDS[@]}"; "$DTR_ROOT/scripts/testbed/mpi-venv" "$1" >/dev/null || exit ;;
+        openmpi-[0-9]* | mpich-[0-9]* | impi-[0-9]*) dtr_require "${DTR_NEEDS[@]}"; "$DTR_ROOT/scripts/testbed/mpi-venv" "$1" >/dev/null || exit ;;
         *) dtr_die 2 "--mpi $1: expected openmpi or mpich, or one with a version: openmpi-5" ;;
     esac
 }

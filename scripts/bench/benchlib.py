@@ -63,6 +63,7 @@ def launch(build, ranks, pin=False, yielding=False):
     launcher = cached(build, "DTR_MPIEXEC") or os.environ.get("MPIEXEC", "mpiexec")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_MCA_", "PRTE_MCA_"))}
     if not is_openmpi(launcher):
+        environment.update({} if pin else {"I_MPI_PIN": "off"})  # Intel MPI pins unasked
         return [launcher, "-n", str(ranks)] + (["-bind-to", "core"] if pin else []), environment
     environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                        OMPI_MCA_rmaps_base_oversubscribe="1", PRTE_MCA_rmaps_default_mapping_policy="slot:oversubscribe",
@@ -141,3 +142,26 @@ def median(values):
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+def mpi_name(report):
+    """"Open MPI 5.0.11", of what MPI itself says."""
+    return " ".join(re.sub(r"Version:|\(R\)|Library| for .*|(?<=MPI )v", "", report.get("mpi", "")).split())
+
+
+def short(command):
+    """Without folders."""
+    return " ".join(os.path.relpath(word, ROOT) if word.startswith(ROOT) else os.path.basename(word)
+                    if word.startswith("/") else word for word in command)
+
+
+def update(path, name, text):
+    """Replace what is between the two marks of this name in a file."""
+    with open(path, encoding="utf-8") as source:
+        old = source.read()
+    begin, end = old.find("<!-- %s begin -->\n" % name), old.find("<!-- %s end -->" % name)
+    if begin < 0 or end < begin:
+        sys.exit("%s: %s lacks the lines <!-- %s begin --> and <!-- %s end -->" % (name, path, name, name))
+    begin = old.index("\n", begin) + 1
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(old[:begin] + "\n" + text + "\n" + old[end:])
