@@ -45,6 +45,11 @@ typedef struct dtr__backend {
     /* Give up an unfinished work (deadline, abort, destroy): cancel what can be cancelled, free
      * what no transport can touch any more, leave the rest with a warning naming it. */
     void (*cancel)(dtr_group *group, void *state, dtr_work *w);
+    /* Whether a work, begun or not, can go on only with MPI. Where not, a progress thread that may
+     * not call it calls `start` and `progress` too, which then do what needs none
+     * (dtr__progress_only_helps), and when they fail another thread calls `cancel`. NULL: always,
+     * unless `without_mpi`. */
+    bool (*needs_mpi)(dtr_group *group, void *state, const dtr_work *w);
     /* The group is broken, and its works are about to end: from then on their buffers are the
      * program's again, though another thread may still be inside `progress`. Warn the ranks
      * that read them not to trust what they read, and wait for those that store into them, half a

@@ -169,6 +169,30 @@ void dtr__group_break(dtr_group *g, dtr_status s) {
     dtr__callbacks_run(&called);
 }
 
+/* ---- a thread that only helps; progress lock held ---- */
+
+/* By this thread: it may not move all that runs. */
+static bool only_helps(const dtr_group *g) {
+    return g->engine->bound > 0 && dtr__progress_only_helps(g->world);
+}
+
+/* Whether a thread that calls neither MPI nor the program can move it as it stands. One that has
+ * failed waits for a thread that may cancel it. */
+static bool is_free(dtr_group *g, dtr_work *w) {
+    const dtr__backend *b = w->backend;
+    return !w->run.bound || (b->needs_mpi != NULL && !dtr__op_is_user(w->call.op) &&
+                             !atomic_load_explicit(&w->ended, memory_order_acquire) &&
+                             !b->needs_mpi(g, w->backend_state, w));
+}
+
+/* A thread of the program has brought it to where the other one can go on. */
+static void pass_on(dtr_group *g, dtr_work *w) {
+    if (!w->inline_call && g->world->mpi.thread_level < MPI_THREAD_MULTIPLE &&
+        !dtr__progress_in_thread(g->world) && is_free(g, w)) {
+        dtr__progress_wake_soon(g->world);
+    }
+}
+
 /* ---- limits ---- */
 
 /* Writes why `w` has not finished, as far as this rank knows. `locked`: the progress lock is held.
@@ -237,6 +261,13 @@ typedef struct through {
 
 static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called);
 
+/* What waits for MPI may be there, which the last look of a thread that only helps would not find:
+ * that limit is the program's next call to keep. */
+static bool may_expire(dtr_group *g, const dtr__queue *list, dtr_work *w) {
+    return !only_helps(g) ||
+           (is_free(g, w) && (list != &g->engine->collectives || is_free(g, list->head)));
+}
+
 /* Progress lock held. The first running work whose limit has passed gets a last look, then breaks
  * the group. */
 static void look_at_clock(dtr_group *g, dtr__queue *called) {
@@ -250,7 +281,7 @@ static void look_at_clock(dtr_group *g, dtr__queue *called) {
     dtr__queue *lists[] = { &g->engine->collectives, &g->engine->p2p };
     for (int i = 0; i < 2; i++) {
         for (dtr_work *w = lists[i]->head; w != NULL; w = w->run.next) {
-            if (dtr__work_expired(w, now) && knows_missing(w)) {
+            if (dtr__work_expired(w, now) && may_expire(g, lists[i], w) && knows_missing(w)) {
                 g->engine->next_deadline = now; /* look at the others next time */
                 if (!w->started || !step(g, w, NULL, called) || w->run.linked) {
                     expire(g, w, true, called);
@@ -354,6 +385,9 @@ static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called) {
     if (s < 0) {
         end_together(g, t, called);
         dtr__failure_of(g->world)->break_with(g, s, called);
+        if (w->run.bound && dtr__progress_only_helps(g->world)) {
+            return true; /* a thread of the program cancels what of it is with MPI */
+        }
     } else if (done && t != NULL && w->finish == NULL) {
         dtr__work_hash_out(w);
         t->work[t->n++] = w;
@@ -363,6 +397,9 @@ static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called) {
         s = run_finish(w);
         dtr__work_end(w, s, s < 0 ? dtr__error_save() : NULL, called);
     } else {
+        if (w->run.bound && (first || w->moved)) {
+            pass_on(g, w);
+        }
         return first || w->moved;
     }
     unlink_running(g, w);
@@ -377,11 +414,6 @@ static bool may_start(const dtr_group *g, const dtr_work *w) {
     }
     return (g->engine->p2p.head == NULL || g->engine->p2p.head->issue > w->issue) &&
            !dtr__stream_dependency_waits(w);
-}
-
-/* By this thread: it may not move all that runs, and order is kept. */
-static bool is_left_alone(const dtr_group *g) {
-    return g->engine->bound > 0 && dtr__progress_only_helps(g->world);
 }
 
 /* What a thread that only helps has seen end is reported by the program's own. */
@@ -405,7 +437,7 @@ static void take_later(dtr_group *g, dtr__queue *called) {
 bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
     bool moved = false;
     take_incoming(g);
-    if (is_left_alone(g)) {
+    if (only_helps(g)) {
         return false;
     }
     while (g->engine->p2p_unstarted != NULL) {
@@ -420,7 +452,7 @@ bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
 
 bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
     bool moved = dtr__group_start_new(g, called);
-    if (is_left_alone(g)) {
+    if (only_helps(g)) {
         return false;
     }
     take_later(g, called);
@@ -457,17 +489,54 @@ bool dtr__group_try_pass(dtr_group *g) {
     return moved;
 }
 
+/* A pass over what is free, where some is not: each kind starts in its order all the same. Returns
+ * what a poller does. */
+static int pass_free(dtr_group *g, dtr__queue *called) {
+    dtr__group_engine *e = g->engine;
+    int found = DTR__POLL_IDLE;
+    while (e->p2p_unstarted != NULL && is_free(g, e->p2p_unstarted)) {
+        (void)step(g, e->p2p_unstarted, NULL, called);
+        found = DTR__POLL_MOVED;
+    }
+    dtr_work *w = e->p2p_cursor != NULL ? e->p2p_cursor : e->p2p.head;
+    for (int n = 0; w != NULL && w->started && n < P2P_PER_PASS; w = e->p2p_cursor) {
+        e->p2p_cursor = w->run.next;
+        if (is_free(g, w)) {
+            const int how = step(g, w, NULL, called) ? DTR__POLL_MOVED : DTR__POLL_WAITING;
+            found = how > found ? how : found;
+            n++;
+        }
+    }
+    e->p2p_cursor = w != NULL && w->started ? w : NULL;
+    while ((w = e->collectives.head) != NULL && is_free(g, w) && may_start(g, w)) {
+        const int how = step(g, w, NULL, called) ? DTR__POLL_MOVED : DTR__POLL_WAITING;
+        found = how > found ? how : found;
+        if (how == DTR__POLL_WAITING) {
+            break;
+        }
+    }
+    if (found == DTR__POLL_WAITING) {
+        look_at_clock(g, called);
+    }
+    return found;
+}
+
 /* A pass without MPI; what breaks is left to the program's next call. */
 static int help(dtr_group *g) {
     dtr__queue called = { NULL, NULL };
+    int found = DTR__POLL_IDLE;
     if (!dtr__progress_lock_try(g->engine->progress)) {
         return DTR__POLL_WAITING;
     }
-    const bool moved = g->engine->open && dtr__group_pass(g, &called);
-    const bool idle = !g->engine->open || is_left_alone(g);
+    if (g->engine->open) {
+        take_incoming(g);
+        found = only_helps(g)                 ? pass_free(g, &called)
+                : dtr__group_pass(g, &called) ? DTR__POLL_MOVED
+                                              : DTR__POLL_WAITING;
+    }
     dtr__progress_lock_release(g->engine->progress);
     dtr__callbacks_run(&called);
-    return moved ? DTR__POLL_MOVED : idle ? DTR__POLL_IDLE : DTR__POLL_WAITING;
+    return found;
 }
 
 int dtr__group_poll(dtr__poller *poller) {

@@ -49,9 +49,10 @@ typedef struct dtr__group_engine {
     struct {
         void (*fn)(dtr_group *, const dtr_op_report *, void *); /* NULL: none */
         void *arg;
-    } hook;      /* dtr_group_on_complete; queue_lock */
-    int running; /* active works that are in the running lists; progress lock */
-    int bound;   /* those of the lists that only the program's threads move; progress lock */
+    } hook;                 /* dtr_group_on_complete; queue_lock */
+    int running;            /* active works that are in the running lists; progress lock */
+    int bound;              /* those of the lists whose backend may call MPI, or the program: below
+                               MPI_THREAD_MULTIPLE the progress thread asks each; progress lock */
     _Atomic int open_works; /* issued asynchronously, or reported: callbacks not yet run */
     dtr_work *p2p_unstarted, *p2p_cursor; /* first not started; next to be polled; progress lock */
     double next_deadline;                 /* no running work expires before; progress lock */

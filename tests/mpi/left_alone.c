@@ -1,40 +1,16 @@
 /* Operations that were begun and left alone end while the program calls nothing, at every thread
- * level of MPI, where they need no MPI (INI25, WRK1); the program's own functions are called by its
- * own threads below MPI_THREAD_MULTIPLE all the same. */
+ * level of MPI, where they need no MPI (INI25, WRK1); MPI and the program's own functions are
+ * called by its own threads below MPI_THREAD_MULTIPLE all the same: a call of MPI by another one
+ * ends the process (mpi_threads.sh). */
 #include <pthread.h>
 #include <string.h>
 
-#include "control/peers.h"
 #include "harness.h"
+#include "left_alone.h"
 
-enum { N = 1 << 20, LIMIT_S = 60 };
+enum { N = 1 << 20 };
 
 static float in[N], out[N];
-
-static bool helps_only(void) {
-    return strcmp(th_thread_level(), "multiple") != 0;
-}
-
-/* Whether the newest operations of this rank, as many as `n`, have ended, as its recorder has it: a
- * look that moves nothing. */
-static bool have_ended(int n) {
-    bool ended = true;
-    dtr__recording *r = dtr__peer_look(th_world(), dtr_world_rank(th_world()));
-    ck_assert_ptr_nonnull(r);
-    for (size_t i = r->n_records; i > 0 && n > 0; i--, n--) {
-        ended = ended && dtr__record_over(&r->records[i - 1]);
-    }
-    dtr__recording_free(r);
-    return ended;
-}
-
-static bool end_by_themselves(int n) {
-    const double end = th_now() + LIMIT_S;
-    while (!have_ended(n) && th_now() < end) {
-        th_sleep(0.01);
-    }
-    return have_ended(n);
-}
 
 static void fill(void) {
     for (int i = 0; i < N; i++) {

@@ -108,9 +108,17 @@ dtr_add_mpi_run(matrix_slices TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_TUNE=s
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(watchdog SOURCES mpi/watchdog.c WAITS NPROCS 1 2 3 7)
 target_link_options(test_watchdog PRIVATE -Wl,--wrap=rename)
-dtr_add_mpi_test(left_alone SOURCES mpi/left_alone.c NPROCS 1 2 3 4)
+# With a look at which thread calls MPI.
+add_custom_command(OUTPUT mpi_threads.c DEPENDS dtr
+  COMMAND sh "${CMAKE_CURRENT_LIST_DIR}/mpi_threads.sh" "${CMAKE_NM}" $<TARGET_FILE:dtr> mpi_threads.c VERBATIM)
+add_library(mpi_threads OBJECT mpi_threads.c)
+target_link_libraries(mpi_threads PRIVATE dtr_flags MPI::MPI_C)
+dtr_add_mpi_test(left_alone SOURCES mpi/left_alone.c $<TARGET_OBJECTS:mpi_threads> NPROCS 1 2 3 4)
+dtr_add_mpi_test(left_alone_hier SOURCES mpi/left_alone_hier.c $<TARGET_OBJECTS:mpi_threads> NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 foreach(level single funneled serialized)
   dtr_add_mpi_run(left_alone_${level} TARGET test_left_alone NPROCS 2 3 ENVIRONMENT DTR_TEST_THREAD_LEVEL=${level})
+  dtr_add_mpi_run(left_alone_hier_${level} TARGET test_left_alone_hier NPROCS 3 4
+    ENVIRONMENT DTR_NODE_RANKS=2 DTR_TEST_THREAD_LEVEL=${level})
 endforeach()
 dtr_add_mpi_test(fork SOURCES mpi/fork.c NPROCS 1 2 3 7)
 foreach(level single funneled serialized)

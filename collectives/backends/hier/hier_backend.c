@@ -292,6 +292,14 @@ static dtr_status hier_progress(dtr_group *g, void *opaque, dtr_work *w, bool *d
     return status;
 }
 
+/* One that has not begun has its steps built first. */
+static bool hier_needs_mpi(dtr_group *g, void *opaque, const dtr_work *w) {
+    const dtr__hier_state *s = opaque;
+    return dtr__kind_is_p2p(w->call.kind)
+               ? dtr__hier_p2p_needs_mpi(s, w)
+               : !dtr__hier_by_nodes(g, s, &w->call) || (w->started && dtr__hier_steps_need_mpi(s));
+}
+
 static void hier_cancel(dtr_group *g, void *opaque, dtr_work *w) {
     dtr__hier_state *s = opaque;
     if (dtr__kind_is_p2p(w->call.kind)) {
@@ -352,6 +360,7 @@ const dtr__backend dtr__backend_hier = {
     .start = hier_start,
     .progress = hier_progress,
     .cancel = hier_cancel,
+    .needs_mpi = hier_needs_mpi,
     .withdraw = hier_withdraw,
     .waits_for = hier_waits_for,
     .fast_path_accept = dtr__hier_fast_path_accept,

@@ -104,6 +104,9 @@ char *dtr__hier_scratch(const dtr__hier_build *b, size_t nbytes);
 /* hier_schedule.c: running */
 void dtr__hier_begin(dtr__hier_state *s);
 dtr_status dtr__hier_run(dtr__hier_state *s, dtr_work *w, bool *done);
+/* Of the collective under way: whether no lane has a step now that calls no MPI. A thread that only
+ * helps runs those steps, and gives up those only. */
+bool dtr__hier_steps_need_mpi(const dtr__hier_state *s);
 /* What is under way is given up; `status` and this thread's last error say why. */
 void dtr__hier_give_up(dtr__hier_state *s, dtr_status status);
 
@@ -116,6 +119,7 @@ dtr_status dtr__hier_p2p_open(dtr_group *g, dtr__hier_state *s);
 void dtr__hier_p2p_close(dtr_group *g, dtr__hier_state *s);
 dtr_status dtr__hier_p2p_start(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done);
 dtr_status dtr__hier_p2p_progress(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done);
+bool dtr__hier_p2p_needs_mpi(const dtr__hier_state *s, const dtr_work *w);
 void dtr__hier_p2p_cancel(dtr_group *g, dtr__hier_state *s, dtr_work *w);
 void dtr__hier_p2p_waits_for(dtr_group *g, dtr__hier_state *s, dtr_work *w, char *text, size_t cap);
 void dtr__hier_p2p_relieve(const dtr_group *g, dtr__hier_state *s);

@@ -123,7 +123,7 @@ static dtr_status take_turn(dtr_group *g, dtr__hier_state *s, dtr_work *w, dtr__
                             const dtr__hier_turn *t, bool *over) {
     dtr_status status = DTR_OK;
     *over = is_served(t);
-    if (*over || is_awaited(s, t->op.tag, t)) {
+    if (*over || is_awaited(s, t->op.tag, t) || dtr__progress_only_helps(g->world)) {
         return DTR_OK;
     }
     w->request = m->remote;
@@ -187,7 +187,8 @@ static dtr_status add_one(dtr_group *g, dtr__hier_state *s, dtr_work *w, const d
 
 static dtr_status move(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {
     dtr__hier_messages *m = w->request;
-    bool node = true, remote = true;
+    const bool helps = dtr__progress_only_helps(g->world);
+    bool node = true;
     *done = true;
     dtr_status status = take_turns(g, s, w, done);
     if (status == DTR_OK && m->node != NULL) {
@@ -195,14 +196,15 @@ static dtr_status move(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done
         status = dtr__shm_p2p_progress(g, s->node, w, &node);
         m->node = w->request;
     }
-    if (status == DTR_OK && m->remote != NULL) {
+    bool remote = m->remote == NULL;
+    if (status == DTR_OK && !remote && !helps) {
         w->request = m->remote;
         status = dtr__backend_mpi.progress(g, s->mpi, w, &remote);
         m->remote = w->request;
     }
     w->request = m;
     *done &= status == DTR_OK && node && remote;
-    if (status < 0) {
+    if (status < 0 && !helps) {
         dtr__work_give_up(g, &dtr__backend_hier, s, w, status);
     } else if (*done) {
         w->request = NULL;
@@ -230,6 +232,29 @@ dtr_status dtr__hier_p2p_start(dtr_group *g, dtr__hier_state *s, dtr_work *w, bo
         return status;
     }
     return move(g, s, w, done);
+}
+
+/* What is on the node, and what that has served, goes without. */
+bool dtr__hier_p2p_needs_mpi(const dtr__hier_state *s, const dtr_work *w) {
+    const dtr__hier_messages *m = w->request;
+    if (s->node == NULL) {
+        return true;
+    }
+    if (!w->started) {
+        dtr__p2p_walk walk = dtr__p2p_begin(&w->call);
+        const dtr_p2p *op;
+        while ((op = dtr__p2p_next(&walk)) != NULL) {
+            if (op->peer != DTR_ANY_SOURCE && !is_on_node(s, op->peer)) {
+                return true;
+            }
+        }
+        return false;
+    }
+    bool waits = m != NULL && m->remote != NULL;
+    for (const dtr__hier_turn *t = s->turns; t != NULL && !waits; t = t->next) {
+        waits = t->work == w && !is_served(t);
+    }
+    return waits && (m == NULL || m->node == NULL);
 }
 
 dtr_status dtr__hier_p2p_progress(dtr_group *g, dtr__hier_state *s, dtr_work *w, bool *done) {

@@ -184,14 +184,30 @@ static void reduce(const dtr__hier_step *step, int divisor) {
                 divisor, step->op == DTR_PREMUL_SUM ? factors : NULL);
 }
 
+/* Whether the lane has a step that need not wait for the other one. */
+static bool is_due(const dtr__hier_lane *l, const dtr__hier_lane *other) {
+    return l->at < l->n && other->at >= l->steps[l->at].after;
+}
+
+/* ... and that calls no MPI. */
+static bool is_free(const dtr__hier_lane *l) {
+    const dtr__hier_step *step = &l->steps[l->at];
+    return step->converts || step->reduces || l->backend->without_mpi;
+}
+
+bool dtr__hier_steps_need_mpi(const dtr__hier_state *s) {
+    const dtr__hier_lane *intra = &s->lane[DTR__HIER_INTRA], *inter = &s->lane[DTR__HIER_INTER];
+    return !(is_due(intra, inter) && is_free(intra)) && !(is_due(inter, intra) && is_free(inter));
+}
+
 /* One look at a lane; *moved when a step was finished. */
 static dtr_status move_lane(dtr__hier_state *s, dtr__hier_lane *l, const dtr__hier_lane *other,
                             dtr_work *whole, bool *moved) {
-    const dtr__hier_step *step = &l->steps[l->at];
     bool done = false;
-    if (l->at == l->n || other->at < step->after) {
+    if (!is_due(l, other) || (dtr__progress_only_helps(whole->world) && !is_free(l))) {
         return DTR_OK;
     }
+    const dtr__hier_step *step = &l->steps[l->at];
     if (step->converts) {
         convert(step);
         done = true;
@@ -230,8 +246,12 @@ dtr_status dtr__hier_run(dtr__hier_state *s, dtr_work *w, bool *done) {
 
 void dtr__hier_give_up(dtr__hier_state *s, dtr_status status) {
     dtr__error_copy *cause = dtr__error_save();
+    const bool helps = dtr__progress_only_helps(s->lane[DTR__HIER_INTRA].group.world);
     for (int i = 0; i < DTR__HIER_LANES; i++) {
         dtr__hier_lane *l = &s->lane[i];
+        if (l->open && helps && !l->backend->without_mpi) {
+            continue; /* for a thread that may */
+        }
         /* Neighbours may wait for this rank's next step on the intra-node lane, so they learn of it
          * even between steps. */
         bool informs = l->open && (l->under_way || l->backend == &dtr__backend_shm);

@@ -11,8 +11,8 @@
 DTR_BEGIN_DECLS
 
 /** Create a world over a duplicate of `comm`, whose ranks become world ranks. The caller's MPI may
- * have any thread level; below MPI_THREAD_MULTIPLE operations that need MPI progress inside the
- * caller's own library calls. `comm` may be freed afterwards.
+ * have any thread level; below MPI_THREAD_MULTIPLE steps of operations that need MPI progress
+ * inside the caller's own library calls. `comm` may be freed afterwards.
  *  @collective all ranks of comm
  *  @blocking until all ranks have entered
  *  @gpu as dtr_world_create

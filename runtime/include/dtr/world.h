@@ -104,8 +104,8 @@ DTR_API dtr_status dtr_world_dump(dtr_world *world, const char *reason);
 /** Give the operations of all groups of the world one turn: start what may start, move what is
  * under way, look at limits, run callbacks of what ends. For programs without a progress thread
  * (DTR_PROGRESS_THREAD=0), or with one that calls no MPI (below MPI_THREAD_MULTIPLE), where
- * operations, or those that need MPI, move inside calls of the library only: call it now and then
- * while computing. With a progress thread it is legal and not
+ * operations, or their steps that need MPI, move inside calls of the library only: call it now and
+ * then while computing. With a progress thread it is legal and not
  * needed. It waits for nothing, and what fails is told by the works and groups that it failed for.
  *  @collective no; where one thread at a time may call, any that may
  *  @blocking no
