@@ -88,33 +88,39 @@ static int run(int rounds, const char *path) {
     return status;
 }
 
-int main(int argc, char **argv) {
-    int rounds = 201, rank = 0, status = -1;
-    const char *path = NULL;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &(int){ 0 });
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    for (int i = 1; i < argc && status < 0; i++) {
+/* The first argument that it cannot make sense of, NULL: none. */
+static const char *read_arguments(int argc, char **argv, int *rounds, const char **path) {
+    for (int i = 1; i < argc; i++) {
         bool value = i + 1 < argc;
         if (strcmp(argv[i], "--json") == 0 && value) {
-            path = argv[++i];
+            *path = argv[++i];
         } else if (strcmp(argv[i], "--rounds") == 0 && value &&
-                   measure_parse_count(argv[i + 1], 1, &rounds)) {
+                   measure_parse_count(argv[i + 1], 1, rounds)) {
             i++;
         } else {
-            bool version = strcmp(argv[i], "--version") == 0;
-            bool asked = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
-            status = asked || version ? 0 : 2;
-            if (rank == 0 && version) {
-                puts(dtr_version_string());
-            } else if (rank == 0 && asked) {
-                fputs(help, stdout);
-            } else if (rank == 0) {
-                fprintf(stderr, "dtr-recorder-cost: cannot make sense of \"%s\"; see --help\n",
-                        argv[i]);
-            }
+            return argv[i];
         }
     }
-    status = status < 0 ? run(rounds, path) : status;
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    int rounds = 201, rank = 0, status = 2;
+    const char *path = NULL;
+    const char *other = read_arguments(argc, argv, &rounds, &path);
+    bool version = other != NULL && strcmp(other, "--version") == 0;
+    if (version || (other != NULL && (strcmp(other, "--help") == 0 || strcmp(other, "-h") == 0))) {
+        fputs(version ? dtr_version_string() : help, stdout); /* also where MPI cannot start */
+        fputs(version ? "\n" : "", stdout);
+        return 0;
+    }
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &(int){ 0 });
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (other == NULL) {
+        status = run(rounds, path);
+    } else if (rank == 0) {
+        fprintf(stderr, "dtr-recorder-cost: cannot make sense of \"%s\"; see --help\n", other);
+    }
     MPI_Finalize();
     return status;
 }
