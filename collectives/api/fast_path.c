@@ -5,6 +5,7 @@
 
 #include "api/fast_path.h"
 #include "base/float_mode.h"
+#include "control/vote.h"
 #include "core/backend.h"
 #include "core/call_site.h"
 #include "core/check.h"
@@ -113,13 +114,19 @@ static inline dtr__fast_path *place(const dtr_group *g, size_t slot, size_t k) {
     return &g->calls.fast_paths->of[(slot + k) % ENTRIES];
 }
 
+/* Others may have given up what this call would still end well. */
+static inline bool others_may_have_failed(const dtr__fast_path *p) {
+    return p->failures != NULL &&
+           atomic_load_explicit(p->failures, memory_order_relaxed) != p->failures_seen;
+}
+
 /* What is known of the call, NULL: nothing. */
 static dtr__fast_path *entry_of(const dtr_group *g, const dtr__request *r, bool message) {
     const size_t slot = slot_of(r);
     for (size_t k = 0; k < PLACES && g->calls.fast_paths != NULL; k++) {
         dtr__fast_path *p = place(g, slot, k);
         if (message ? same_message(p, r) : same_request(p, r)) {
-            return p;
+            return others_may_have_failed(p) ? NULL : p;
         }
     }
     return NULL;
@@ -165,6 +172,21 @@ static bool all_have_begun(const dtr_group *g) {
 }
 
 /* ---- learning ---- */
+
+/* False: a failure of this group has been reported. A message ends alone with any backend. */
+static bool watch_failures(const dtr_group *g, const dtr_work *w, dtr__fast_path *p) {
+    const bool ends_alone = w->backend->ends_alone || dtr__kind_is_p2p(w->call.kind);
+    p->failures = ends_alone ? g->engine->failures : NULL;
+    if (p->failures == NULL) {
+        return true;
+    }
+    p->failures_seen = atomic_load(p->failures);
+    if (dtr__failure_record_is_put(g->world, g->uid)) {
+        p->id = 0;
+        return false;
+    }
+    return true;
+}
 
 static bool reserve(const dtr_group *g, dtr__fast_path *p, dtr__kind kind, bool arrays) {
     size_t n = (size_t)g->size;
@@ -220,7 +242,7 @@ void dtr__fast_path_learn(dtr_group *g, const dtr__request *r, const dtr_work *w
         g->calls.free_fast_paths = free_all;
     }
     dtr__fast_path *p = entry_for(g, r, w);
-    if (!reserve(g, p, r->kind, rule->arrays) ||
+    if (!watch_failures(g, w, p) || !reserve(g, p, r->kind, rule->arrays) ||
         !w->backend->fast_path_accept(g, w->backend_state, c, &p->moves)) {
         return;
     }

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/stream_dependency.h"
 #include "engine/turn.h"
+#include "failure/failure.h"
 #include "failure/notify.h"
 #include "group/groups.h"
 
@@ -189,6 +190,15 @@ static dtr_status issue_batch(dtr_group *g, const dtr__request *r, int64_t now, 
     return s;
 }
 
+/* What others have agreed on meanwhile, before the call has a number: it must not come to anything,
+ * nor wait for those who have given up. */
+static bool others_have_failed(dtr_group *g) {
+    dtr__queue called = { NULL, NULL };
+    const bool broken = dtr__group_look_for_failure(g, &called);
+    dtr__callbacks_run(&called);
+    return broken;
+}
+
 /* What no fast path has taken. */
 static dtr_status issue_live(dtr_group *g, const dtr__request *r, dtr_work **work) {
     int64_t now = dtr__stamp_ns();
@@ -196,7 +206,7 @@ static dtr_status issue_live(dtr_group *g, const dtr__request *r, dtr_work **wor
     if (atomic_load_explicit(&g->world->groups->n_parked, memory_order_relaxed) > 0) {
         dtr__groups_sweep(g->world);
     }
-    if (atomic_load_explicit(&g->status, memory_order_acquire) != DTR_OK) {
+    if (others_have_failed(g)) {
         dtr__call_site_drop();
         return dtr__group_broken(g);
     }

@@ -175,6 +175,9 @@ typedef struct dtr__failure_ops {
      * progress lock may be held. */
     void (*break_with)(dtr_group *g, dtr_status s, dtr__queue *called);
     void (*record)(dtr_group *g, dtr_status s); /* before peers can see the failure */
+    /* Whether the group is broken, also by what a member on this node has reported. The progress
+     * lock may be held. */
+    bool (*look)(dtr_group *g, dtr__queue *called);
     void (*notify_broken)(dtr_group *g, dtr_status s);
     void (*notify_nan)(dtr_group *g);
     dtr_status (*find_mismatch)(const dtr_work *w);

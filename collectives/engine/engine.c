@@ -355,6 +355,23 @@ static void end_together(dtr_group *g, through *t, dtr__queue *called) {
     t->n = 0;
 }
 
+/* Members that wait for a rank give up, and what they have sent is there all the same once it goes
+ * on: where a rank may end a call without the others, it must not end well what they gave up. */
+static bool is_given_up(dtr_group *g, const dtr_work *w, dtr__queue *called) {
+    dtr__group_engine *e = g->engine;
+    if (e->failures == NULL || w->backend->device != DTR_CPU ||
+        !(w->backend->ends_alone || dtr__kind_is_p2p(w->call.kind))) {
+        return false;
+    }
+    const uint64_t now = atomic_load_explicit(e->failures, memory_order_relaxed);
+    if (now == e->failures_seen) {
+        return false;
+    }
+    const bool broken = dtr__failure_of(g->world)->look(g, called);
+    e->failures_seen = now; /* another group's, unless this one is broken */
+    return broken;
+}
+
 /* Start or poll one work. True when it moved; it may then be gone. With `t` it may end with others,
  * later in the same pass. */
 static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called) {
@@ -388,6 +405,8 @@ static bool step(dtr_group *g, dtr_work *w, through *t, dtr__queue *called) {
         if (w->run.bound && dtr__progress_only_helps(g->world)) {
             return true; /* a thread of the program cancels what of it is with MPI */
         }
+    } else if (done && is_given_up(g, w, called)) {
+        end_together(g, t, called); /* that has ended it with all others */
     } else if (done && t != NULL && w->finish == NULL) {
         dtr__work_hash_out(w);
         t->work[t->n++] = w;

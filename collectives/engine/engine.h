@@ -65,6 +65,10 @@ typedef struct dtr__group_engine {
     dtr__pool *pool;
     dtr__poller poller;
     dtr__finish *deferred; /* last steps of failed works, run by dtr__engine_close; queue_lock */
+    /* Changes when a member on this node reports a failure, NULL: none can; constant. And what it
+     * was when that was last looked at; progress lock. */
+    const _Atomic uint64_t *failures;
+    uint64_t failures_seen;
 } dtr__group_engine;
 
 dtr__pool *dtr__pool_new(void);

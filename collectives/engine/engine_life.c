@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "control/vote.h"
 #include "core/team.h"
 #include "engine/engine.h"
 
@@ -17,6 +18,7 @@ dtr_status dtr__engine_open(dtr_group *g, dtr_group *world_group) {
     g->engine->next_deadline = INFINITY;
     g->engine->poller.poll = dtr__group_poll;
     g->engine->poller.without_mpi = true;
+    g->engine->failures = dtr__failure_record_mark(g->world, g->uid);
     g->engine->open = true;
     dtr__progress_add(g->world, &g->engine->poller);
     return DTR_OK;

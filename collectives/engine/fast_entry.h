@@ -40,6 +40,10 @@ typedef struct dtr__fast_path {
     dtr__call call;     /* in, out and issued_ns are the last one's */
     dtr__record record; /* the numbers and times are the last one's */
     dtr__moves moves;
+    /* Where a rank may end a call without the others: changes when one has reported a failure.
+     * NULL: it may not. */
+    const _Atomic uint64_t *failures;
+    uint64_t failures_seen;
     dtr_work *ready; /* works that it described, for the next messages; progress lock */
 } dtr__fast_path;
 

@@ -173,8 +173,21 @@ void dtr__group_break_with(dtr_group *g, dtr_status s, dtr__queue *called) {
     dtr__group_release_all(g, s, called);
 }
 
+bool dtr__group_look_for_failure(dtr_group *g, dtr__queue *called) {
+    dtr__backoff backoff = { 0 };
+    while (atomic_load(&g->status) == DTR_OK && dtr__failure_record_is_put(g->world, g->uid)) {
+        dtr__group_settle_failure(g, called);
+        if (atomic_load(&g->status) == DTR_OK) {
+            dtr__progress_rest(g->world);
+            dtr__backoff_pause(NULL, &backoff);
+        }
+    }
+    return atomic_load(&g->status) != DTR_OK;
+}
+
 const dtr__failure_ops dtr__failure_functions = { .break_with = dtr__group_break_with,
                                                   .record = dtr__group_record_failure,
+                                                  .look = dtr__group_look_for_failure,
                                                   .notify_broken = dtr__notify_broken,
                                                   .notify_nan = dtr__notify_nan,
                                                   .find_mismatch = dtr__find_mismatch,

@@ -51,5 +51,9 @@ void dtr__group_report_failure(dtr_group *g, dtr_status s, dtr__queue *called);
 void dtr__groups_report_failure(dtr_group *g, dtr_group *also, dtr_status s, dtr__queue *called);
 /* Break the group if it is settled what broke it. */
 void dtr__group_settle_failure(dtr_group *g, dtr__queue *called);
+/* Whether the group is broken, also by what a member on this node has reported and this rank has
+ * not been notified of yet: it is broken here then, between nodes once that is settled, after a
+ * second at most. The progress lock may be held. */
+bool dtr__group_look_for_failure(dtr_group *g, dtr__queue *called);
 
 #endif /* DTR_FAILURE_H */

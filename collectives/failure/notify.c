@@ -15,6 +15,9 @@
 
 enum {
     LOOK_EVERY_NS = 500000,
+    PAUSE_NS = 50000000, /* from so long without a look on it is a thorough one */
+    PROBES = 2,          /* that find nothing, one after another */
+    PROBES_AFTER_PAUSE = 64,
     UNCLAIMED = 16 /* kept for groups that this rank is still making */
 };
 
@@ -260,12 +263,13 @@ static void claim_early(dtr__notifier *ns, dtr_group *g) {
     }
 }
 
-static void take_in(dtr__notifier *ns, dtr__queue *called) {
+/* A probe of MPI may only bring in what the next one finds, and of what others have sent meanwhile
+ * one message alone (MPICH 5): a notification behind some more needs as many probes. */
+static void take_in(dtr__notifier *ns, int probes, dtr__queue *called) {
     void *message = NULL;
     size_t nbytes = 0;
     int from = -1;
-    /* The first probe may only bring in what the second one finds. */
-    for (int empty = 0; empty < 2;) {
+    for (int empty = 0; empty < probes;) {
         if (dtr__mailbox_receive(ns->world, &ns->in, DTR__TAG_NOTIFY, &message, &nbytes, &from) <
             0) {
             return;
@@ -307,19 +311,22 @@ void dtr__notifier_claim(dtr_group *group) {
 
 /* ---- polling ---- */
 
-static bool due(dtr__notifier *ns, int64_t now) {
+/* How many probes are due, 0: no look is. */
+static int due(dtr__notifier *ns, int64_t now) {
     int64_t looked = atomic_load(&ns->looked_ns);
-    return atomic_load(&ns->n_out) > 0 ||
-           (now - looked >= LOOK_EVERY_NS &&
-            atomic_compare_exchange_strong(&ns->looked_ns, &looked, now));
+    if (now - looked >= LOOK_EVERY_NS &&
+        atomic_compare_exchange_strong(&ns->looked_ns, &looked, now)) {
+        return now - looked >= PAUSE_NS ? PROBES_AFTER_PAUSE : PROBES;
+    }
+    return atomic_load(&ns->n_out) > 0 ? PROBES : 0;
 }
 
-static void look(dtr__notifier *ns, dtr__queue *called) {
+static void look(dtr__notifier *ns, int probes, dtr__queue *called) {
     if (!dtr__ranks_reachable(ns->world) || pthread_mutex_trylock(&ns->lock) != 0) {
         return;
     }
     send_out(ns);
-    take_in(ns, called);
+    take_in(ns, probes, called);
     if (atomic_load(&ns->world->groups->n_released) > 0) {
         pthread_mutex_lock(&ns->world->groups->lock);
         dtr__release_check(ns->world, called);
@@ -330,9 +337,21 @@ static void look(dtr__notifier *ns, dtr__queue *called) {
 
 void dtr__notifier_poll(dtr_world *world, dtr__queue *called) {
     dtr__notifier *ns = notifier_of(world);
-    if (ns != NULL && due(ns, dtr__now_ns())) {
-        look(ns, called);
+    const int probes = ns != NULL ? due(ns, dtr__now_ns()) : 0;
+    if (probes > 0) {
+        look(ns, probes, called);
     }
+}
+
+static void visit(dtr__notifier *ns, int probes) {
+    dtr_world *world = ns->world;
+    dtr__queue called = { NULL, NULL };
+    if (!dtr__ranks_reachable(world) || !dtr__mpi_trylock(world)) {
+        return;
+    }
+    look(ns, probes, &called);
+    dtr__mpi_unlock(world);
+    dtr__callbacks_run(&called);
 }
 
 void dtr__notifier_visit(dtr_world *world) {
@@ -341,18 +360,15 @@ void dtr__notifier_visit(dtr_world *world) {
 
 void dtr__notifier_visit_at(dtr_world *world, int64_t now_ns) {
     dtr__notifier *ns = notifier_of(world);
-    if (ns != NULL && due(ns, now_ns)) {
-        dtr__notifier_visit_now(world);
+    const int probes = ns != NULL ? due(ns, now_ns) : 0;
+    if (probes > 0) {
+        visit(ns, probes);
     }
 }
 
 void dtr__notifier_visit_now(dtr_world *world) {
     dtr__notifier *ns = notifier_of(world);
-    dtr__queue called = { NULL, NULL };
-    if (ns == NULL || !dtr__ranks_reachable(world) || !dtr__mpi_trylock(world)) {
-        return;
+    if (ns != NULL) {
+        visit(ns, PROBES);
     }
-    look(ns, &called);
-    dtr__mpi_unlock(world);
-    dtr__callbacks_run(&called);
 }

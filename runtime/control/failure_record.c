@@ -51,6 +51,11 @@ bool dtr__failure_record_is_put(const dtr_world *world, uint64_t uid) {
     return world->control.votes != NULL && dtr__failure_writer(world->control.votes, uid) >= 0;
 }
 
+const _Atomic uint64_t *dtr__failure_record_mark(const dtr_world *world, uint64_t uid) {
+    const dtr__votes *vs = world->control.votes;
+    return vs != NULL ? &vs->table[0]->first[failure_place(uid)] : NULL;
+}
+
 bool dtr__failure_record_put(dtr_world *world, const dtr__failure_record *v) {
     dtr__votes *vs = world->control.votes;
     if (vs == NULL) {

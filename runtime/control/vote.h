@@ -83,6 +83,9 @@ bool dtr__failure_records_serve(const dtr_world *world); /* this node has some *
 bool dtr__failure_record_put(dtr_world *world, const dtr__failure_record *v);
 /* Whether the node has a record of that group: one load. */
 bool dtr__failure_record_is_put(const dtr_world *world, uint64_t uid);
+/* A word in the node's memory that changes when a record of that group is put, and may when one of
+ * another group is. NULL: there are no records. */
+const _Atomic uint64_t *dtr__failure_record_mark(const dtr_world *world, uint64_t uid);
 #define DTR__FAILURE_PATIENCE_NS INT64_C(1000000000) /* with nodes that say nothing */
 void dtr__failure_record_wait_for(dtr_world *world, int64_t patience_ns); /* another one */
 int64_t dtr__failure_record_patience(const dtr_world *world);             /* there are records */

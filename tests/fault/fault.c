@@ -23,7 +23,6 @@
 #include "fault.h" /* its names would be shadowed */
 
 enum { WARM = 20 };
-#define LIMIT_S 1.0 /* of those who wait for one that does not come */
 
 dtr_world *world;
 dtr_group *group;
@@ -391,23 +390,6 @@ static void other_group(void) {
     NOTE("destroy_half", dtr_group_destroy(half));
 }
 
-/* FI3, FT2, CP1, N4, N19: stopped until the others have given up. */
-static void stopped(void) {
-    go_ahead();
-    if (rank == victim) {
-        mark_fault();
-        raise(SIGSTOP);
-        NOTE("allreduce", call_asked(LIMIT_S));
-        return;
-    }
-    NOTE("allreduce", call_asked(LIMIT_S));
-    await_others();
-    if (rank == 0) {
-        await_file("looked"); /* the judge has asked dtr-doctor */
-        wake_victim();
-    }
-}
-
 /* BAR17: ends at once, and lists who died. */
 static void barrier(void) {
     int missing[64], n = -1;
@@ -518,6 +500,7 @@ static const struct {
               { "stopped_creation", stopped_creation },
               { "released", released },
               { "stopped", stopped },
+              { "stopped_again", stopped_again },
               { "far_absent", far_absent },
               { "far_stopped", far_stopped },
               { "killed_node", killed_node },

@@ -11,6 +11,7 @@
 #include <dtr/world.h>
 
 enum { N = 1000, BIG = 300000 };
+#define LIMIT_S 1.0 /* of those who wait for one that does not come */
 extern dtr_world *world;
 extern dtr_group *group;
 extern int rank, size, victim;
@@ -53,6 +54,10 @@ void killed_creation(void);
 void stopped_creation(void);
 void no_creation(void);
 void no_world(void);
+
+/* Cases in which a rank is stopped (fault_stopped.c). */
+void stopped(void);
+void stopped_again(void);
 
 /* Cases in which threads and nodes fail (fault_nodes.c). */
 void far_absent(void);

@@ -138,6 +138,7 @@ void far_stopped(void) {
     if (rank == victim) {
         mark_fault();
         raise(SIGSTOP);
+        NOTE("allreduce", call_asked(LIMIT_S));
         return;
     }
     await_far(true);

@@ -47,7 +47,8 @@ NOT_ENTERED = (WAITED, SITE, r"rank %d \(host \S+, pid \d+\) has not entered " %
 # Settings of single cases.
 ABORT = {"DTR_ON_ERROR": "abort", "DTR_LOG_FILE": os.path.join(folder, "log%r")}
 SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc/nowhere"},
-            "cut": {"DTR_NODE_SILENCE": "2"}, "muted": {"DTR_LOG": "debug"},
+            # Its watchdog, which would hear of it as well, goes on at the same moment.
+            "stopped_again": {"DTR_WATCHDOG_MS": "10000"}, "cut": {"DTR_NODE_SILENCE": "2"}, "muted": {"DTR_LOG": "debug"},
             "hung": {"DTR_HEARTBEAT_LIMIT": "3"}, "hung_left": {"DTR_HEARTBEAT_LIMIT": "3"}, "killed_inside": {"DTR_FAKE_NCCL_KILL_RANK": "%d@21" % victim},
             "killed_told": {"DTR_FAKE_NCCL_KILL_RANK": "%d@21" % victim, "DTR_FAKE_NCCL_REMOTE_ERR": "1", "DTR_TIMEOUT": "60",
                             "DTR_NODE_RANKS": "1", "DTR_CONTROL_MS": "0"}, "flipped": {"DTR_HASH": "1"},
@@ -56,7 +57,7 @@ SETTINGS = {"kind": {"DTR_DUMP": "0"}, "unwritable": {"DTR_RECORDER_DIR": "/proc
 
 CUT_S = 5  # a link that comes back: less than DTR_NODE_SILENCE
 # Seconds that calls may wait by themselves: their own limit, that of heartbeats, or of a node's silence.
-T = {"absent": 1, "abort_absent": 1, "stopped": 1, "refused": 1, "no_partner": 1, "opposite": 1, "no_creation": 1, "no_world": 1,
+T = {"absent": 1, "abort_absent": 1, "stopped": 1, "stopped_again": 1, "refused": 1, "no_partner": 1, "opposite": 1, "no_creation": 1, "no_world": 1,
      "stopped_creation": 10, "far_absent": 0.2, "far_stopped": 0.2, "hung": 3, "hung_left": 3, "cut": 2, "cut_short": CUT_S}.get(case, 0)
 PROMPT_S = 3 if node_ranks > 0 else 1  # what comes on top
 

@@ -88,7 +88,7 @@ def look():
     open(os.path.join(folder, "looked"), "w").close()
 
 
-BESIDE = {"asked": "trigger", "stopped": "look"}  # runs while the job does
+BESIDE = {"asked": "trigger", "stopped": "look", "stopped_again": "look"}  # runs while the job does
 
 
 def asked():
@@ -191,6 +191,7 @@ def far_stopped():
         expect(r, "allreduce", "DTR_ERR_TIMEOUT",
                r"rank %d \(host \S+, pid \d+\) has not entered .*: (no report of it has come since [0-9.]+ s; .*|.*and stopped \(SIGSTOP\).*)"
                r"alive but not progressing since [0-9.]+ s, last at fault\.c:\d+" % victim)
+    expect(victim, "allreduce", "DTR_ERR_TIMEOUT", r"rank %d \(host \S+, pid \d+\) has not entered " % victim)  # EA4
 
 
 def barrier():
@@ -354,6 +355,15 @@ def stopped():
     check(re.search(r"(?m)^rank %d \(host \S+, pid \d+\) is stopped \(SIGSTOP or a debugger\); it is outside the library since "
                     r"[0-9.]+ s and stopped \(SIGSTOP\); its last finished operation is %s" % (victim, LAST), seen_running), seen_running)
     check(re.search(r"(?m)^ +%d .* stopped " % victim, seen_running), seen_running)
+
+
+def stopped_again():
+    """EA3, EA4: what the others gave up does not end well on the one that comes late."""
+    for r in range(ranks):
+        check({s for name, s, _, _ in notes(r) if name == "before"} == {"DTR_OK"}, "rank %d: %s" % (r, notes(r)))
+        for call in "allreduce", "send", "receive":
+            expect(r, call, "DTR_ERR_TIMEOUT", r"allreduce #\d+ f32 x 8 max 'grad\.3'", r"fault_stopped\.c:", "rank %d .* has not entered " % victim)
+        expect(r, "destroy", "DTR_OK")
 
 
 def no_partner():
