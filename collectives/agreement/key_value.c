@@ -9,6 +9,7 @@
 #include "agreement/mailbox.h"
 #include "core/team.h"
 #include "engine/engine.h"
+#include "recorder/hash.h"
 
 typedef struct item {
     struct item *next;
@@ -19,6 +20,9 @@ typedef struct item {
     unsigned char value[];
 } item;
 
+/* The first rank of a communicator of NCCL keeps a key of each rank at once, and looks for each. */
+enum { BUCKETS = 1024 };
+
 /* What travels: an item without its list pointer. */
 enum { WIRE = offsetof(item, epoch), WIRE_HEAD = sizeof(item) - WIRE };
 
@@ -26,7 +30,7 @@ struct dtr__key_values {
     dtr_world *world;
     uint64_t epoch;
     pthread_mutex_t lock; /* guards the rest */
-    item *items;
+    item *items[BUCKETS]; /* by the hash of their keys */
     dtr__control_message *messages;
     dtr__arriving *in;
 };
@@ -49,10 +53,11 @@ void dtr__key_values_free(dtr__key_values *x, bool mpi_alive) {
         dtr__mailbox_flush(&x->messages);
         dtr__mailbox_close(&x->in);
     }
-    while (x->items != NULL) {
-        item *next = x->items->next;
-        free(x->items);
-        x->items = next;
+    for (size_t b = 0; b < BUCKETS; b++) {
+        for (item *i = x->items[b], *next; i != NULL; i = next) {
+            next = i->next;
+            free(i);
+        }
     }
     pthread_mutex_destroy(&x->lock);
     free(x);
@@ -62,26 +67,22 @@ static bool same_key(const item *a, uint64_t uid, dtr_device_type device, const 
     return a->uid == uid && a->device == (int32_t)device && strcmp(a->key, key) == 0;
 }
 
-/* The newest value of a key counts; x->lock is held. */
-static void keep(dtr__key_values *x, item *new) {
-    for (item **at = &x->items; *at != NULL; at = &(*at)->next) {
-        item *old = *at;
-        if (same_key(old, new->uid, (dtr_device_type) new->device, new->key)) {
-            *at = old->next;
-            free(old);
-            break;
-        }
+/* Where the pointer to an item is, or would be. x->lock is held. */
+static item **place_of(dtr__key_values *x, uint64_t uid, dtr_device_type device, const char *key) {
+    item **at = &x->items[dtr__hash_bytes(key, strlen(key)) % BUCKETS];
+    while (*at != NULL && !same_key(*at, uid, device, key)) {
+        at = &(*at)->next;
     }
-    new->next = x->items;
-    x->items = new;
+    return at;
 }
 
-static item *find(const dtr__key_values *x, uint64_t uid, dtr_device_type device, const char *key) {
-    item *i = x->items;
-    while (i != NULL && !same_key(i, uid, device, key)) {
-        i = i->next;
-    }
-    return i;
+/* The newest value of a key counts; x->lock is held. */
+static void keep(dtr__key_values *x, item *new) {
+    item **at = place_of(x, new->uid, (dtr_device_type) new->device, new->key);
+    item *old = *at;
+    new->next = old != NULL ? old->next : NULL;
+    *at = new;
+    free(old);
 }
 
 static dtr_status new_item(const dtr_group *g, dtr_device_type device, const char *key,
@@ -208,10 +209,10 @@ static dtr_status take_in(dtr__key_values *x) {
 /* True when the key was there and its value has been copied. enter() has been called. */
 static bool look(dtr__key_values *x, const dtr_group *g, dtr_device_type device, const char *key,
                  void *value, size_t cap, size_t *nbytes, dtr_status *s) {
-    item *i = find(x, g->uid, device, key);
+    const item *i = *place_of(x, g->uid, device, key);
     if (i == NULL) {
         *s = take_in(x);
-        i = find(x, g->uid, device, key);
+        i = *place_of(x, g->uid, device, key);
     }
     if (i != NULL) {
         if (cap > 0) {
@@ -273,13 +274,15 @@ void dtr__key_value_forget(dtr_group *g, const char *prefix) {
     dtr__key_values *x = g->world->groups->key_values;
     size_t n = strlen(prefix);
     pthread_mutex_lock(&x->lock);
-    for (item **at = &x->items; *at != NULL;) {
-        item *i = *at;
-        if (i->uid == g->uid && strncmp(i->key, prefix, n) == 0) {
-            *at = i->next;
-            free(i);
-        } else {
-            at = &i->next;
+    for (size_t b = 0; b < BUCKETS; b++) {
+        for (item **at = &x->items[b]; *at != NULL;) {
+            item *i = *at;
+            if (i->uid == g->uid && strncmp(i->key, prefix, n) == 0) {
+                *at = i->next;
+                free(i);
+            } else {
+                at = &i->next;
+            }
         }
     }
     pthread_mutex_unlock(&x->lock);
