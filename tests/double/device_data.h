@@ -18,6 +18,9 @@ static inline dtr_buffer device_f32(size_t n) {
 
 static inline void put(dtr_buffer b, const float *from) {
     cudaError_t e = cudaMemcpy(b.data, from, b.count * sizeof(float), cudaMemcpyHostToDevice);
+    if (e == cudaSuccess) { /* a copy from pageable memory may go on */
+        e = cudaStreamSynchronize(NULL);
+    }
     TH_CHECK(e == cudaSuccess, "copy to the device: %d", (int)e);
 }
 
