@@ -15,10 +15,11 @@
 
 enum {
     LOOK_EVERY_NS = 500000,
-    PAUSE_NS = 50000000, /* from so long without a look on it is a thorough one */
-    PROBES = 2,          /* that find nothing, one after another */
+    PAUSE_NS = 250000000, /* from so long without a look on it is a thorough one */
+    PROBES = 2,           /* that find nothing, one after another */
     PROBES_AFTER_PAUSE = 64,
-    UNCLAIMED = 16 /* kept for groups that this rank is still making */
+    THOROUGH_NS = 5000000, /* ... if they take no longer: where cores are shared, each may yield */
+    UNCLAIMED = 16         /* kept for groups that this rank is still making */
 };
 
 typedef struct notification {
@@ -266,10 +267,11 @@ static void claim_early(dtr__notifier *ns, dtr_group *g) {
 /* A probe of MPI may only bring in what the next one finds, and of what others have sent meanwhile
  * one message alone (MPICH 5): a notification behind some more needs as many probes. */
 static void take_in(dtr__notifier *ns, int probes, dtr__queue *called) {
+    const int64_t end = dtr__now_ns() + THOROUGH_NS;
     void *message = NULL;
     size_t nbytes = 0;
     int from = -1;
-    for (int empty = 0; empty < probes;) {
+    for (int empty = 0; empty < PROBES || (empty < probes && dtr__now_ns() < end);) {
         if (dtr__mailbox_receive(ns->world, &ns->in, DTR__TAG_NOTIFY, &message, &nbytes, &from) <
             0) {
             return;
@@ -327,6 +329,7 @@ static void look(dtr__notifier *ns, int probes, dtr__queue *called) {
     }
     send_out(ns);
     take_in(ns, probes, called);
+    atomic_store(&ns->looked_ns, dtr__now_ns()); /* or long looks would follow each other */
     if (atomic_load(&ns->world->groups->n_released) > 0) {
         pthread_mutex_lock(&ns->world->groups->lock);
         dtr__release_check(ns->world, called);
