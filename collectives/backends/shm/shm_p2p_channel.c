@@ -182,6 +182,10 @@ static inline dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
         out->pushed += pad;
         out->at = 0;
     }
+    /* Before anything is written to the cell: a receiver that looks meanwhile takes its line away. */
+    const uint64_t next = out->at + lines;
+    atomic_store_explicit(&cell_at(channel, next == channel->lines ? 0 : next)->mark, 0,
+                          memory_order_relaxed);
     return cell_at(channel, out->at);
 }
 
@@ -192,7 +196,6 @@ static inline void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell,
     if (out->at == out->channel->lines) {
         out->at = 0;
     }
-    atomic_store_explicit(&cell_at(out->channel, out->at)->mark, 0, memory_order_relaxed);
     atomic_store_explicit(&cell->mark, lines << 8 | (uint64_t)kind, memory_order_release);
     p->moves++;
     if (out->at + lines < out->channel->lines) { /* the mark that the next of its size zeroes */
@@ -205,12 +208,12 @@ static uint64_t lines_of(size_t nbytes) {
 }
 
 static void describe(dtr__shm_cell *cell, size_t count, uint32_t dtype, int tag, const char *site) {
-    cell->count = count;
-    cell->tag = tag;
-    cell->dtype = (uint8_t)dtype;
     if (memcmp(cell->site, site, sizeof cell->site) != 0) { /* else the line can stay shared */
         memcpy(cell->site, site, sizeof cell->site);
     }
+    cell->count = count;
+    cell->tag = tag;
+    cell->dtype = (uint8_t)dtype;
 }
 
 bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, size_t nbytes,
