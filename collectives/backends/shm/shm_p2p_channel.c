@@ -182,7 +182,7 @@ static inline dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
         out->pushed += pad;
         out->at = 0;
     }
-    /* Before anything is written to the cell: a receiver that looks meanwhile takes its line away. */
+    /* Before the cell is written to: a receiver that looks meanwhile takes its line away. */
     const uint64_t next = out->at + lines;
     atomic_store_explicit(&cell_at(channel, next == channel->lines ? 0 : next)->mark, 0,
                           memory_order_relaxed);
