@@ -89,6 +89,8 @@ static void make_memory(engine *e, dtr_world *world) {
         o->there.params[i] = o->host->params[i];
         o->there.params[i].value = floats(o, VALUES) + (o->host->params[i].value - o->host->memory);
     }
+    gpu_set_mark(&o->gpu, GPU_LOSS_THERE); /* dtr_ddp_create wants values that are complete */
+    gpu_wait(&o->gpu, GPU_LOSS_THERE);
 }
 
 bool engine_open(engine *e, dtr_world *world, gpt_config config, int batch, uint64_t seed,
