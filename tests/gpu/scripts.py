@@ -47,6 +47,7 @@ def main():
     expect(len(rows) == 1 and "1 of 1 steps passed, 0 skipped" in text, "the library on one GPU: %s", text)
     text, rows, _ = run("conformance", "--only", "ddp delayed", "--limit", "200", DTR_FAKE_CUDA_UUID="one")
     expect(len(rows) == 3 and "3 of 3 steps passed, 0 skipped" in text, "programs that are watched: %s", text)
+    expect(not any("cannot be preloaded" in row["output"] for row in rows.values()), "nobody watches: %s", rows)
     text, rows, _ = run("conformance", "--only", "device ready", status=1, DTR_FAKE_CUDA_NDEV="0")
     expect(rows["device ready"]["state"] == "FAILED" and "failed: device ready" in text, "a failure: %s", text)
     text, rows, _ = run("conformance", "--only", "CUDA runtime", "--limit", "1", status=1,
