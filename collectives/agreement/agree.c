@@ -87,14 +87,14 @@ int dtr__agreement_position(const dtr__agreement *m, int rank) {
     return at != NULL ? (int)(at - m->ranks) : -1;
 }
 
-/* The rank `from` has given up the entry that this rank keeps. If `from` knew that this rank takes
- * part, the agreement is over for all; else it left before, and its entry counts for nothing. */
-static void withdrawn(dtr__agreement *m, int from, int saw) {
+/* The rank `from` has given up the entry that this rank keeps. If this rank had answered it in this
+ * very agreement, that is over for all; else the entry counts for nothing. */
+static void withdrawn(dtr__agreement *m, int from, uint64_t saw) {
     dtr__up *up = m->ms->waiting[from];
     int i = dtr__agreement_position(m, from);
     bool part = i >= 0 && m->phase != DTR__ENDED && dtr__agreement_is_for(m, &up->entry);
     double limit_s = up->entry.limit_s;
-    bool knew = (saw & (m->me == 0 ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP)) != 0;
+    const bool knew = saw == m->number;
     if (part && m->me == 0 && knew) {
         dtr__agreement_all_came(m);
         if (m->phase == DTR__AGREEING) {
@@ -109,7 +109,7 @@ static void withdrawn(dtr__agreement *m, int from, int saw) {
     if (part && m->me == 1 && knew && m->phase == DTR__GATHERING &&
         dtr__agreement_coordinator_missing(m)) {
         dtr__agreement_all_came(m);
-        dtr__agreement_withdraw(m, false);
+        dtr__agreement_withdraw(m);
         dtr__agreement_time_out(m, limit_s);
         return;
     }
@@ -139,7 +139,10 @@ void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from) {
     free(*slot);
     *slot = up;
     int i = dtr__agreement_position(m, from);
-    if (m->me != 0 && up->number > known && (m->phase == DTR__AGREEING || (i >= 0 && m->came[i]))) {
+    const bool had_come = i >= 0 && m->came[i] && known > 0; /* and has not withdrawn since */
+    const bool same_end = up->entry.ends != 0 && up->entry.ends == m->mine->ends;
+    if (m->me != 0 && up->number > known &&
+        ((m->phase == DTR__AGREEING && !same_end) || had_come)) {
         up->detail |= DTR__ENTER_NEXT; /* it knows already how this agreement has ended */
     }
     if (i >= 0 && up->number > known) { /* a new attempt: answers to the former one do not count */
@@ -163,7 +166,7 @@ static void take_up(dtr__agreement *m, dtr__up *up, int from) {
     }
     if (up->kind == DTR__UP_WITHDRAW) {
         if (current) {
-            withdrawn(m, from, up->detail);
+            withdrawn(m, from, up->saw);
         }
         if (m->ms->gone[from] < up->number) { /* the tree may yet bring its entry */
             m->ms->gone[from] = up->number;
@@ -212,7 +215,7 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
     if (down->number != m->number || m->phase == DTR__ENDED) {
         return;
     }
-    m->saw |= from == m->ranks[0] ? DTR__SAW_COORDINATOR : DTR__SAW_BACKUP;
+    m->saw[from != m->ranks[0]] = down->own;
     if (down->kind == DTR__DOWN_HERE && from == m->ranks[0]) {
         m->off_round = down->round > m->off_round ? down->round : m->off_round;
         if (m->phase == DTR__AGREEING && m->round <= m->off_round) {
@@ -223,7 +226,7 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
         }
     } else if (down->kind == DTR__DOWN_FINAL) {
         if (from != m->ranks[0] && m->phase == DTR__GATHERING) {
-            dtr__agreement_withdraw(m, false); /* the coordinator does not know this answer */
+            dtr__agreement_withdraw(m); /* the coordinator does not know this answer */
         }
         snprintf(m->text, sizeof(m->text), "%.*s", (int)(nbytes - sizeof(*down)),
                  (const char *)(down + 1));
@@ -306,13 +309,13 @@ static void expire(dtr__agreement *m) {
     if (coordinates || (m->me == 1 && dtr__agreement_coordinator_missing(m))) {
         dtr__agreement_all_came(m);
         if (!coordinates) {
-            dtr__agreement_withdraw(m, false);
+            dtr__agreement_withdraw(m);
         }
         dtr__agreement_time_out(m, m->mine->limit_s);
         return;
     }
     if (m->phase == DTR__GATHERING) {
-        dtr__agreement_withdraw(m, true);
+        dtr__agreement_withdraw(m);
         m->phase = DTR__LISTENING;
         m->deadline = dtr__now() + DTR__LISTEN_S;
         return;
@@ -329,8 +332,8 @@ static void expire(dtr__agreement *m) {
  * themselves, so this rank only withdraws its entry. */
 static void give_up(dtr__agreement *m) {
     if (m->me != 0) {
-        m->saw = 0;
-        dtr__agreement_withdraw(m, true);
+        m->saw[0] = m->saw[1] = 0;
+        dtr__agreement_withdraw(m);
     }
     m->gave_up = true;
     m->watch_broke = atomic_load(&m->watch->status) != DTR_OK;

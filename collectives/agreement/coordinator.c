@@ -16,10 +16,12 @@
 /* ---- sending ---- */
 
 /* A message that cannot be sent is dropped: the deadline ends what it was for. */
-static void send_up(dtr__agreement *m, int to, dtr__up_kind kind, int detail) {
-    dtr__up up = {
-        .epoch = m->ms->epoch, .number = m->number, .kind = (int32_t)kind, .detail = detail
-    };
+static void send_up(dtr__agreement *m, int to, dtr__up_kind kind, int detail, uint64_t saw) {
+    dtr__up up = { .epoch = m->ms->epoch,
+                   .number = m->number,
+                   .kind = (int32_t)kind,
+                   .detail = detail,
+                   .saw = saw };
     size_t nbytes = offsetof(dtr__up, entry);
     if (kind == DTR__UP_ENTER) {
         up.entry = *m->mine;
@@ -29,19 +31,35 @@ static void send_up(dtr__agreement *m, int to, dtr__up_kind kind, int detail) {
                             NULL, 0);
 }
 
-void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind) {
-    send_up(m, to, kind, kind == DTR__UP_ACCEPT ? m->round : m->saw);
+void dtr__agreement_accept(dtr__agreement *m) {
+    send_up(m, 0, DTR__UP_ACCEPT, m->round, 0);
 }
 
-void dtr__agreement_withdraw(dtr__agreement *m, bool backup_too) {
+void dtr__agreement_withdraw(dtr__agreement *m) {
     const int parent = dtr__tree_node_at(m->me, m->n).parent;
     if (parent > 1) {
-        dtr__agreement_send_up(m, parent, DTR__UP_WITHDRAW);
+        send_up(m, parent, DTR__UP_WITHDRAW, 0, 0);
     }
-    if (backup_too && m->me > 1) {
-        dtr__agreement_send_up(m, 1, DTR__UP_WITHDRAW);
+    if (m->me > 1 && !m->withdrawn) {
+        send_up(m, 1, DTR__UP_WITHDRAW, 0, m->saw[1]);
     }
-    dtr__agreement_send_up(m, 0, DTR__UP_WITHDRAW);
+    send_up(m, 0, DTR__UP_WITHDRAW, 0, m->saw[0]);
+    m->withdrawn = true;
+}
+
+/* Its rank waits for nobody, so this is its last message. */
+static bool brings_failed_end(const dtr__entry *e) {
+    return e->end && e->status < 0;
+}
+
+/* The backup may have the entry of a rank whose agreement has failed, and not have taken part in
+ * it: it would count the rank as one that has come to the next. */
+static void withdraw_from_backup(dtr__agreement *m) {
+    const bool has_it = m->me > 1 && (m->direct || dtr__tree_node_at(m->me, m->n).parent == 1);
+    if (has_it && !m->withdrawn && !brings_failed_end(m->mine)) {
+        send_up(m, 1, DTR__UP_WITHDRAW, 0, 0);
+    }
+    m->withdrawn = true;
 }
 
 /* To the backup and then to the coordinator: the backup keeps the list in case the coordinator is
@@ -57,9 +75,9 @@ void dtr__agreement_enter(dtr__agreement *m, bool asked) {
         m->ms->asked = 0;
     }
     if (m->me > 1) {
-        send_up(m, 1, DTR__UP_ENTER, detail);
+        send_up(m, 1, DTR__UP_ENTER, detail, 0);
     }
-    send_up(m, 0, DTR__UP_ENTER, detail);
+    send_up(m, 0, DTR__UP_ENTER, detail, 0);
 }
 
 static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, uint64_t number,
@@ -69,7 +87,8 @@ static void send_down(dtr__agreement *m, int to, dtr__down_kind kind, uint64_t n
                              .kind = (int32_t)kind,
                              .round = m->round,
                              .status = (int32_t)s,
-                             .root = m->ranks[m->me] };
+                             .root = m->ranks[m->me],
+                             .own = m->number };
     const bool final = kind == DTR__DOWN_FINAL;
     (void)dtr__mailbox_send(m->world, &m->ms->out, m->ranks[to], DTR__TAG_AGREE_DOWN, &down,
                             sizeof(down), final ? m->text : NULL, final ? strlen(m->text) + 1 : 0);
@@ -120,17 +139,25 @@ static bool is_used_up(const dtr__agreement *m, const dtr__entry *e) {
     return m->gave_up ? same : dtr__agreement_is_for(m, e);
 }
 
-void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
-    /* A rank that only passes entries on cannot tell those of this agreement from later ones where
-     * it has failed. It keeps them: the coordinator takes none for a second time. */
-    for (int i = 0; i < m->n && (m->me <= 1 || s == DTR_OK); i++) {
+static void use_up(dtr__agreement *m, bool all) {
+    for (int i = 0; i < m->n; i++) {
         dtr__up **up = &m->ms->waiting[m->ranks[i]];
         const bool counts = i != m->me && *up != NULL && ((*up)->detail & DTR__ENTER_NEXT) == 0;
-        if (counts && is_used_up(m, &(*up)->entry)) {
+        if (counts && is_used_up(m, &(*up)->entry) && (all || brings_failed_end(&(*up)->entry))) {
             m->ms->gone[m->ranks[i]] = (*up)->number;
             free(*up);
             *up = NULL;
         }
+    }
+}
+
+void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
+    /* The others do not know the entries of an agreement that has failed from later ones. They keep
+     * them: the coordinator takes none for a second time. */
+    const bool sure = m->me == 0 || s == DTR_OK;
+    use_up(m, sure);
+    if (!sure) {
+        withdraw_from_backup(m);
     }
     if (s == DTR_OK && m->mine->ends != 0) {
         m->ms->ended = m->mine->ends;
@@ -145,6 +172,7 @@ void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status other
             send_final(m, i, others);
         }
     }
+    use_up(m, true);
     dtr__agreement_end(m, mine);
 }
 
@@ -277,7 +305,7 @@ bool dtr__agreement_needs_all(const dtr__agreement *m) {
 }
 
 bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
-    return m->me != 0 && (m->saw & DTR__SAW_COORDINATOR) == 0;
+    return m->me != 0 && m->saw[0] == 0;
 }
 
 /* What follows from the ways by which those have come who are here. */

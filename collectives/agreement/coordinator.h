@@ -20,16 +20,14 @@ typedef struct dtr__up {
     uint64_t epoch;  /* of the world: messages to an earlier one are dropped */
     uint64_t number; /* of the sender's agreement, ascending */
     int32_t kind;
-    int32_t detail;   /* ENTER: DTR__ENTER_ flags; ACCEPT: which proposal; WITHDRAW: SAW_ flags */
+    int32_t detail;   /* ENTER: DTR__ENTER_ flags; ACCEPT: which proposal */
+    uint64_t saw;     /* WITHDRAW: number of the receiver's agreement, if it has answered; else 0 */
     dtr__entry entry; /* ENTER */
 } dtr__up;
 
 /* ASKED: the rank enters directly because it was asked to. NEXT, noted by the receiver: the rank
  * had come before and knows already how this agreement has ended, so this is for a later one. */
 enum { DTR__ENTER_ASKED = 1, DTR__ENTER_NEXT = 2 };
-
-/* Who a withdrawing rank knew to take part. */
-enum { DTR__SAW_COORDINATOR = 1, DTR__SAW_BACKUP = 2 };
 
 /* From the coordinator; HERE, ASK and FINAL also from the backup while the coordinator is missing.
  */
@@ -47,6 +45,7 @@ typedef struct dtr__down {
     int32_t round;  /* which proposal */
     int32_t status; /* FINAL, which the text follows */
     int32_t root;   /* COMMIT: rank of the coordinator */
+    uint64_t own;   /* HERE, FINAL: the sender's */
 } dtr__down;
 
 /* Of a world, whose creation lock guards it. */
@@ -106,11 +105,12 @@ typedef struct dtr__agreement {
     double direct_at;
     bool asked;                                 /* has asked those who have not come */
     bool some_by_tree, some_unasked, differing; /* what has come, as far as it was looked at */
-    int saw;                        /* of all but the coordinator: who has answered, SAW_ flags */
-    int round;                      /* of proposals, from 1 */
-    int off_round;                  /* proposals up to this one are off */
-    uint64_t root_number;           /* AGREEING: the coordinator's */
-    unsigned below;                 /* AGREEING: children that have not accepted, a bit each */
+    uint64_t saw[2];      /* numbers of coordinator and backup; 0: no answer yet */
+    bool withdrawn;       /* the backup knows that it has not this rank's entry any more */
+    int round;            /* of proposals, from 1 */
+    int off_round;        /* proposals up to this one are off */
+    uint64_t root_number; /* AGREEING: the coordinator's */
+    unsigned below;       /* AGREEING: children that have not accepted, a bit each */
     struct dtr__proposal *proposal; /* the coordinator's own, to be sent again */
     double proposed_at;             /* 0: it was sent again */
     dtr__phase phase;
@@ -145,13 +145,14 @@ bool dtr__agreement_needs_all(const dtr__agreement *m);
 /* Ask those who have not come, once. */
 void dtr__agreement_ask(dtr__agreement *m);
 void dtr__agreement_enter(dtr__agreement *m, bool asked); /* directly, once */
-void dtr__agreement_send_up(dtr__agreement *m, int to, dtr__up_kind kind);
-/* To the coordinator and the parent, who may have this rank's entry, and to the backup too. */
-void dtr__agreement_withdraw(dtr__agreement *m, bool backup_too);
+void dtr__agreement_accept(dtr__agreement *m);            /* what was proposed */
+/* Take this rank's entry back from coordinator, backup and parent, who may have it. */
+void dtr__agreement_withdraw(dtr__agreement *m);
 bool dtr__agreement_coordinator_missing(const dtr__agreement *m); /* as far as this rank knows */
-/* End on this rank, with m->text: the entries of those who came are used up. */
+/* End on this rank, with m->text. At success, and on the coordinator, the entries of those who came
+ * are used up; elsewhere each rank takes its own back where it has failed. */
 void dtr__agreement_end(dtr__agreement *m, dtr_status s);
-/* The same after reporting it to every rank that came. */
+/* The same after reporting it to every rank that came, whose entries are used up. */
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others);
 /* The same with TIMEOUT and who is missing. */
 void dtr__agreement_time_out(dtr__agreement *m, double limit_s);

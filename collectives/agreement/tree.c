@@ -431,9 +431,9 @@ void dtr__tree_take_proposal(dtr__agreement *m, const dtr__proposal *p, size_t n
         return;
     }
     const bool directly = from == p->root && p->n_slots == 1;
-    m->saw |= DTR__SAW_COORDINATOR;
+    m->saw[0] = p->number;
     if (m->phase == DTR__AGREEING && p->round == m->round && directly) {
-        dtr__agreement_send_up(m, 0, DTR__UP_ACCEPT);
+        dtr__agreement_accept(m);
         return;
     }
     if (m->phase != DTR__GATHERING || p->round <= m->off_round || !take_answer(m, p)) {
@@ -450,7 +450,7 @@ void dtr__tree_take_proposal(dtr__agreement *m, const dtr__proposal *p, size_t n
         m->below |= dtr__tree_child(p->n_slots, j).n > 0 ? 1U << j : 0;
     }
     if (directly) {
-        dtr__agreement_send_up(m, 0, DTR__UP_ACCEPT);
+        dtr__agreement_accept(m);
     } else {
         accept_when_all_have(m);
     }

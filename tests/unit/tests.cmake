@@ -80,6 +80,10 @@ dtr_add_counted_test(many_ranks_agree
     collectives/agreement/tree.c
   WRAP dtr__mailbox_send dtr__mailbox_receive dtr__mailbox_reap dtr__now dtr__ranks_failed dtr__progress_has_thread
     dtr__backoff_pause dtr__peer_doing)
+dtr_add_unit_test(agree_schedules SOURCES unit/agree_schedules.c)
+foreach(function mailbox_send mailbox_receive mailbox_reap now ranks_failed progress_has_thread backoff_pause peer_doing)
+  target_link_options(test_agree_schedules PRIVATE -Wl,--wrap=dtr__${function})
+endforeach()
 
 # dtr-info needs no MPI job: ENV16, ENV17.
 foreach(case "facts;;^dtr [0-9.]+. MPI at run" "options;--options;DTR_TIMEOUT +seconds +1800 +2.5 +environment.*DTR_DEBGU.*DTR_DEBUG"
