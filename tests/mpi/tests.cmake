@@ -104,6 +104,7 @@ dtr_add_mpi_run(engine_repeat_zero TARGET test_engine_repeat NPROCS 2 3 ENVIRONM
 dtr_add_mpi_run(engine_repeat_zero_errors TARGET test_engine_repeat_errors NPROCS 2 3 ENVIRONMENT DTR_TUNE=zero_copy=1)
 dtr_add_mpi_test(shm_ways SOURCES mpi/shm_ways.c mpi/shm_ways_channels.c NPROCS 1 2 3 7)
 dtr_add_mpi_test(shm_slices SOURCES mpi/shm_slices.c NPROCS 1 2 3 7 8)
+dtr_add_mpi_test(shm_stages SOURCES mpi/shm_stages.c NPROCS 2 3 4 7)
 dtr_add_mpi_run(matrix_slices TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_TUNE=slices=0,zero_copy=never DTR_CMA=off)
 dtr_add_mpi_test(watch SOURCES mpi/watch.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_test(watchdog SOURCES mpi/watchdog.c WAITS NPROCS 1 2 3 7)

@@ -15,7 +15,7 @@
 #include "data.h"
 #include "unit.h"
 
-enum { MOST_RANKS = 9, ROUNDS = 5, SEEDS = 60 };
+enum { MOST_RANKS = 9, ROUNDS = 5, SEEDS = 30 };
 
 typedef struct message {
     struct message *next;

@@ -84,10 +84,12 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
 
 static const unsigned char attached[1]; /* source: to be read through the kernel */
 
-unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, int r, size_t k) {
+unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                               int r, size_t k) {
     const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
-    const size_t buffer = (slot->first + (k & 1)) & 1;
-    return (unsigned char *)dtr__shm_unpack(g->world, slot->at) + buffer * s->chunk;
+    const size_t nbytes = dtr__shm_step_of(g, s, c, r) * s->op.n_blocks,
+                 buffer = (slot->first + k) % dtr__shm_stages(s, c, nbytes);
+    return (unsigned char *)dtr__shm_unpack(g->world, slot->at) + buffer * nbytes;
 }
 
 const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
@@ -116,7 +118,7 @@ const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s
     if (!dtr__shm_has_posted(slot, dtr__shm_mark(op->n, k + slot->shift))) {
         return NULL;
     }
-    return dtr__shm_staged(g, s, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * step;
+    return dtr__shm_staged(g, s, c, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * step;
 }
 
 static size_t clip(size_t nbytes, size_t at, size_t step) {
@@ -320,6 +322,14 @@ void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
     s->same_as = 0;
 }
 
+/* Who has not come yet finds it there. */
+static void stage_ahead(dtr_group *g, dtr__shm_state *s, dtr_work *w) {
+    const bool staged = dtr__shm_slot_of(s, g->rank)->mode == DTR__SHM_STAGED;
+    while (staged && !dtr__kind_reduces(w->call.kind) && show_chunk(g, s, &w->call)) {
+        w->moved = true;
+    }
+}
+
 static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
     dtr__shm_op *op = &s->op;
     if (op->phase == DTR__SHM_NEW) {
@@ -339,6 +349,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         bool all = false;
         DTR_TRY(arrive(g, s, w, &all));
         if (!all) {
+            stage_ahead(g, s, w);
             return DTR_OK;
         }
         if (!dtr__shm_enter(s->boards[g->rank])) {

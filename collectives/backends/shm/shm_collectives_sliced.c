@@ -38,7 +38,7 @@ static bool make_slice(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         factors[r] = c->op == DTR_PREMUL_SUM ? dtr__shm_detail_of(s, r)->premul : 1;
     }
     if (n > 0) { /* into the cache for the others, who fetch it from there */
-        void *to[2] = { dtr__shm_staged(g, s, g->rank, op->made) + at,
+        void *to[2] = { dtr__shm_staged(g, s, c, g->rank, op->made) + at,
                         (unsigned char *)c->out + op->made * op->step + at };
         dtr__reduce_piece(to, 2, from, g->size, n / op->size, c->dtype, dtr__kernel_op(g, c),
                           c->divisor, c->op == DTR_PREMUL_SUM ? factors : NULL,
@@ -76,7 +76,7 @@ bool dtr__shm_slices_pull(const dtr_group *g, dtr__shm_state *s, const dtr__call
         if (r != g->rank) { /* the own one is there */
             (stream ? dtr__copy_nontemporal
                     : dtr__copy)((char *)c->out + op->pulled * op->step + at,
-                                 dtr__shm_staged(g, s, r, op->pulled) + at, n);
+                                 dtr__shm_staged(g, s, c, r, op->pulled) + at, n);
             *moved += n;
         }
     }

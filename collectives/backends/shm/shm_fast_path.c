@@ -477,6 +477,7 @@ void dtr__shm_fast_path_to_work(dtr_group *g, void *state, dtr_work *w) {
     dtr__shm_keep_input(g, s, c);
     dtr__shm_set_steps(g, s, c);
     if (dtr__shm_slot_of(s, g->rank)->mode == DTR__SHM_STAGED) { /* if somebody's lie elsewhere */
+        dtr__shm_stage_cut(s, s->op.step * s->op.n_blocks);
         s->op.chunks_out = (c->in_count * s->op.size + s->op.step - 1) / s->op.step;
     }
 }

@@ -29,6 +29,7 @@ enum {
     DTR__SHM_AT_ONCE = 256 * 1024,     /* bytes of each buffer that are reduced at one go */
     DTR__SHM_STRETCH = 4,              /* times the usual chunk is a long one, */
     DTR__SHM_STRETCH_MOST = 8,         /* ... for data of at most so many long ones */
+    DTR__SHM_STAGES = 8,               /* staging buffers at most */
     DTR__SHM_MAX_RANKS = 1024,
     DTR__SHM_SIZES = 12 /* powers of two from 16 KiB on whose results are written alike */
 };
@@ -174,12 +175,13 @@ typedef struct dtr__shm_state {
     dtr__shm_rank **rank; /* [size] everybody's */
     void *own_control;    /* what this rank keeps */
     dtr__shm_rank *me;
-    size_t chunk;         /* of a staging buffer; the same on all ranks */
+    size_t chunk;         /* the longest, half of the staging memory; the same on all ranks */
     size_t chunk_least;   /* the usual one, of which long ones are a multiple */
-    unsigned char *stage; /* two chunks in the own arena, made when first needed */
+    unsigned char *stage; /* staging memory in the own arena, made when first needed */
     uint64_t stage_at;
-    uint64_t stage_used[2]; /* slot that used the buffer last */
-    int stage_next;
+    uint64_t stage_used[DTR__SHM_STAGES]; /* mark of the chunk that used the buffer last */
+    size_t stage_bytes;                   /* of a buffer, when they were used last */
+    size_t stage_next;
     dtr__shm_trial trial;
     dtr__shm_trial spread[DTR__SHM_SIZES]; /* of results reduced where they lie, by their size */
     unsigned char *bounce; /* what has been read of peers' plain buffers, to be reduced */
@@ -350,7 +352,8 @@ size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__ca
  * where it is, or was, in the staging buffer of a rank. */
 const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
                                      const dtr__call *c, int r, size_t k);
-unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, int r, size_t k);
+unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                               int r, size_t k);
 
 /* shm_collectives.c: begin an operation, move what can be moved now (*done when this rank's part is
  * complete), forget it. */
@@ -398,10 +401,13 @@ size_t dtr__shm_asked(const dtr_group *g, const dtr__shm_state *s, int r);
 bool dtr__shm_gives_asked(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
 void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
-/* shm_staging.c: make the staging buffers; copy the next chunk of every piece of the input into
- * one, false while it is being read; which way comes next in a trial, and what it took; the one
- * with non-temporal stores is chosen if the other takes more than `worth` times as long. */
+/* shm_staging.c: make the staging memory; into how many buffers of so many bytes a call cuts it;
+ * prepare the own ones for buffers of that size; copy the next chunk of every piece of the input
+ * into one, false while it is being read; which way comes next in a trial, and what it took; the
+ * one with non-temporal stores is chosen if the other takes more than `worth` times as long. */
 dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s);
+size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbytes);
+void dtr__shm_stage_cut(dtr__shm_state *s, size_t nbytes);
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_slot *slot);
 bool dtr__shm_trial_nontemporal(dtr__shm_trial *t, int64_t now);
 bool dtr__shm_trial_over(const dtr__shm_trial *t); /* nothing is timed until the next one */

@@ -127,6 +127,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         slot->at = (uint64_t)(uintptr_t)op->in;
     } else {
         DTR_TRY(dtr__shm_stage_need(g, s));
+        dtr__shm_stage_cut(s, op->step * op->n_blocks);
         slot->mode = DTR__SHM_STAGED;
         slot->at = s->stage_at;
         slot->first = (uint8_t)s->stage_next;
@@ -159,14 +160,30 @@ static dtr_status copy_input(dtr_group *g, dtr__shm_op *op, const dtr__call *c, 
     return DTR_OK;
 }
 
-/* Every chunk is a hand-over for which ranks wait, so few long ones are faster, about twice at
- * 1 MiB between two ranks that share a cache, until the data no longer stays in the caches.
- * Of a broadcast, where one copies what others wait for, there are two at least, of an allreduce by
- * slices, where all wait twice, four; other allreduces, of which each rank reads all chunks of all,
- * take twice the usual one. Of a prefix, in which the higher rank waits for all below it at each
- * hand-over and nobody waits for it, the long ones are faster for any size. All ranks must come to
- * the same size: it follows from counts that they compare and from thresholds alone. Only an
- * alltoallv has as many as it has givers (step_of). */
+/* Data that is only moved goes in two chunks at least, so that one is read while the next is
+ * written, and in short ones, of which all buffers together stay in the cache of a core. A chunk
+ * that is dealt out to many has some for each. */
+static size_t moved_chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+    const bool gives_all =
+        c->kind == DTR__K_ALLTOALL || c->kind == DTR__K_ALLTOALLV || c->kind == DTR__K_GATHER;
+    const bool only_some_know = c->kind == DTR__K_GATHERV || c->kind == DTR__K_SCATTERV;
+    const size_t parts = dtr__shm_scatters(c->kind) && g->size > 2 ? (size_t)g->size / 2 : 1,
+                 most = s->chunk_least / 2 * parts, least = most / 2,
+                 a_line_each = (size_t)64 * (size_t)g->size;
+    size_t wish = (gives_all ? c->in_count : c->out_count) * s->op.size / 2;
+    wish = c->kind == DTR__K_SCATTER ? wish * (size_t)g->size : wish;
+    wish = only_some_know || wish > most ? most : wish < least ? least : wish;
+    wish = (wish > a_line_each ? wish : a_line_each) / 64 * 64;
+    return wish < s->chunk ? wish : s->chunk;
+}
+
+/* In a reduction all wait at every chunk, so few long ones are faster, about twice at 1 MiB between
+ * two ranks that share a cache, until the data no longer stays in the caches. Of an allreduce by
+ * slices, where all wait twice, there are four at least; other allreduces, of which each rank reads
+ * all chunks of all, take twice the usual one. Of a prefix, in which the higher rank waits for all
+ * below it at each hand-over and nobody waits for it, the long ones are faster for any size. All
+ * ranks must come to the same size: it follows from counts that they compare and from thresholds
+ * alone. Only an alltoallv has as many as it has givers (step_of). */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
     if (dtr__rules[c->kind].prefix != NO_PREFIX) {
@@ -174,16 +191,14 @@ static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__c
         wish = wish < s->chunk_least ? s->chunk_least : wish;
         return wish < s->chunk ? wish : s->chunk;
     }
-    if (c->kind == DTR__K_ALLGATHER || c->kind == DTR__K_ALLGATHERV) {
-        nbytes = c->out_count * s->op.size;
-    } else if (c->kind == DTR__K_BROADCAST) {
-        nbytes = c->out_count * s->op.size;
-        wish = nbytes / 2 / 64 * 64;
-    } else if (dtr__shm_slices_fit(g, c)) {
+    if (!dtr__kind_reduces(c->kind)) {
+        return moved_chunk_of(g, s, c);
+    }
+    if (dtr__shm_slices_fit(g, c)) {
         wish = nbytes / 4 / 64 * 64;
     } else if (c->kind == DTR__K_ALLREDUCE) {
         wish = 2 * s->chunk_least < wish ? 2 * s->chunk_least : wish;
-    } else if (c->kind != DTR__K_ALLTOALL && c->kind != DTR__K_ALLTOALLV) {
+    } else {
         return s->chunk_least;
     }
     if (nbytes > DTR__SHM_STRETCH_MOST * s->chunk || wish < s->chunk_least) {

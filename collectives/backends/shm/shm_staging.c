@@ -1,4 +1,5 @@
-/* Staging buffers: two chunks per rank in its arena, filled as the readers get through.
+/* Staging buffers: a ring in the arena of each rank, filled as the readers get through. How long a
+ * buffer is each operation says anew.
  *
  * A line that a reader still holds in its cache is expensive to write: little where the two cores
  * share their last cache, several times the copy itself where they do not. Written by non-temporal
@@ -48,8 +49,31 @@ dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
     return DTR_OK;
 }
 
+/* Two of a reduction in several chunks, at each of which all wait, so that they stay in the cache;
+ * of an allreduce too, in which nobody gets ahead. */
+size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbytes) {
+    const bool few = dtr__kind_reduces(c->kind) &&
+                     (c->kind == DTR__K_ALLREDUCE || c->in_count * s->op.size > nbytes);
+    const size_t most = few ? 2 : DTR__SHM_STAGES, fit = 2 * s->chunk / nbytes;
+    return fit < most ? fit : most;
+}
+
+/* Buffers of another length overlap any of those before, so all of them are used as of the newest
+ * chunk. */
+void dtr__shm_stage_cut(dtr__shm_state *s, size_t nbytes) {
+    uint64_t newest = 0;
+    for (int i = 0; i < DTR__SHM_STAGES && nbytes != s->stage_bytes; i++) {
+        newest = s->stage_used[i] > newest ? s->stage_used[i] : newest;
+    }
+    for (int i = 0; i < DTR__SHM_STAGES && nbytes != s->stage_bytes; i++) {
+        s->stage_used[i] = newest;
+    }
+    s->stage_bytes = nbytes;
+}
+
 /* The staging buffer of the next chunk, when all readers of what was in it last are through. */
-static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int buffer) {
+static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                    size_t buffer) {
     uint64_t used = s->stage_used[buffer];
     if (used == 0 || used >> 20 < s->op.n - 1) {
         return true;
@@ -123,9 +147,10 @@ void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const vo
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
                           dtr__shm_slot *slot) {
     dtr__shm_op *op = &s->op;
-    const int buffer = (slot->first + (int)(op->posted & 1)) & 1;
+    const size_t nbytes = op->step * op->n_blocks, n = dtr__shm_stages(s, c, nbytes),
+                 buffer = (slot->first + op->posted) % n;
     const uint64_t tune = g->world->tune.value[DTR__TUNE_STAGE_NONTEMPORAL];
-    unsigned char *to = s->stage + (size_t)buffer * s->chunk;
+    unsigned char *to = s->stage + buffer * nbytes;
     if (!is_free(g, s, c, buffer)) {
         return false;
     }
@@ -139,7 +164,7 @@ bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
         }
     }
     s->stage_used[buffer] = dtr__shm_mark(op->n, op->posted);
-    s->stage_next = buffer ^ 1;
+    s->stage_next = (buffer + 1) % n;
     op->posted++;
     return true;
 }

@@ -1,0 +1,155 @@
+/* Staging buffers of the shm backend: calls of many sizes follow each other without a pause, so
+ * that givers fill buffers of one size while slow readers still take from those of another. */
+#include <stdlib.h>
+
+#include "data.h"
+#include "harness.h"
+#include "settings.h"
+
+enum { CALLS = 600, MOST = 1 << 18 }; /* elements of one rank's block */
+
+typedef struct call {
+    int number, kind, root;
+    size_t n; /* elements of a block */
+} call;
+
+/* What rank `from` gives to rank `to` at `k`. */
+static int32_t given(const call *c, int from, int to, size_t k) {
+    return (int32_t)((size_t)c->number * 7 + (size_t)from * 131 + (size_t)to * 17 + k % 1009);
+}
+
+static void fill(const call *c, int32_t *in, bool for_each) {
+    for (int to = 0; to < (for_each ? th_size() : 1); to++) {
+        for (size_t k = 0; k < c->n; k++) {
+            in[(size_t)to * c->n + k] = given(c, th_rank(), to, k);
+        }
+    }
+}
+
+static size_t differing(const call *c, const int32_t *out, int from, int to) {
+    size_t wrong = 0;
+    for (size_t k = 0; k < c->n; k++) {
+        wrong += out[k] != given(c, from, to, k);
+    }
+    return wrong;
+}
+
+static size_t broadcast(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    (void)in;
+    if (th_rank() == c->root) {
+        fill(c, out, false);
+    }
+    TH_IS(dtr_broadcast(g, dtr_cpu(out, c->n, DTR_I32), c->root, NULL, NULL), DTR_OK);
+    return differing(c, out, c->root, 0);
+}
+
+static size_t gather(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    const bool root = th_rank() == c->root;
+    size_t wrong = 0;
+    fill(c, in, false);
+    TH_IS(dtr_gather(g, dtr_cpu(in, c->n, DTR_I32),
+                     dtr_cpu(out, root ? c->n * (size_t)th_size() : 0, DTR_I32), c->root, NULL,
+                     NULL),
+          DTR_OK);
+    for (int r = 0; root && r < th_size(); r++) {
+        wrong += differing(c, out + (size_t)r * c->n, r, 0);
+    }
+    return wrong;
+}
+
+static size_t scatter(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    const bool root = th_rank() == c->root;
+    if (root) {
+        fill(c, in, true);
+    }
+    TH_IS(dtr_scatter(g, dtr_cpu(in, root ? c->n * (size_t)th_size() : 0, DTR_I32),
+                      dtr_cpu(out, c->n, DTR_I32), c->root, NULL, NULL),
+          DTR_OK);
+    return differing(c, out, c->root, th_rank());
+}
+
+static size_t allgather(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    size_t wrong = 0;
+    fill(c, in, false);
+    TH_IS(dtr_allgather(g, dtr_cpu(in, c->n, DTR_I32),
+                        dtr_cpu(out, c->n * (size_t)th_size(), DTR_I32), NULL, NULL),
+          DTR_OK);
+    for (int r = 0; r < th_size(); r++) {
+        wrong += differing(c, out + (size_t)r * c->n, r, 0);
+    }
+    return wrong;
+}
+
+static size_t alltoall(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    const size_t all = c->n * (size_t)th_size();
+    size_t wrong = 0;
+    fill(c, in, true);
+    TH_IS(dtr_alltoall(g, dtr_cpu(in, all, DTR_I32), dtr_cpu(out, all, DTR_I32), NULL, NULL),
+          DTR_OK);
+    for (int r = 0; r < th_size(); r++) {
+        wrong += differing(c, out + (size_t)r * c->n, r, th_rank());
+    }
+    return wrong;
+}
+
+static size_t allreduce(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    size_t wrong = 0;
+    fill(c, in, false);
+    TH_IS(dtr_allreduce(g, dtr_cpu(in, c->n, DTR_I32), dtr_cpu(out, c->n, DTR_I32), DTR_SUM, NULL,
+                        NULL),
+          DTR_OK);
+    for (size_t k = 0; k < c->n; k++) {
+        int32_t sum = 0;
+        for (int r = 0; r < th_size(); r++) {
+            sum += given(c, r, 0, k);
+        }
+        wrong += out[k] != sum;
+    }
+    return wrong;
+}
+
+/* Sizes and roots are the same on all ranks; now and then a rank comes late. */
+static void follow_each_other(const char *tune) {
+    static size_t (*const kinds[])(dtr_group *, const call *, int32_t *,
+                                   int32_t *) = { broadcast, gather,   scatter,
+                                                  allgather, alltoall, allreduce };
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", "off");
+    int32_t *in = malloc(sizeof *in * MOST * (size_t)th_size());
+    int32_t *out = malloc(sizeof *out * MOST * (size_t)th_size());
+    th_rng ours = { 5 }, mine = { 9 + (uint64_t)th_rank() };
+    TH_CHECK(in != NULL && out != NULL, "no memory");
+    TH_AGREE();
+    for (int i = 0; i < CALLS; i++) {
+        const int bits = 11 + (int)(th_next(&ours) % (i % 50 == 0 ? 8 : 5));
+        const call c = { .number = i,
+                         .kind = (int)(th_next(&ours) % (sizeof kinds / sizeof kinds[0])),
+                         .root = (int)(th_next(&ours) % (uint64_t)th_size()),
+                         .n = 1 + th_next(&ours) % ((uint64_t)1 << bits) };
+        if (th_uniform(&mine) < 0.1) {
+            th_sleep(0.001 * th_uniform(&mine));
+        }
+        const size_t wrong = kinds[c.kind](dtr_world_group(w), &c, in, out);
+        TH_CHECK(wrong == 0, "%s: call %d of kind %d, %zu elements: %zu are wrong", tune, i, c.kind,
+                 c.n, wrong);
+    }
+    TH_AGREE();
+    free(in);
+    free(out);
+    TH_OK(dtr_world_destroy(w));
+}
+
+START_TEST(sizes_follow_each_other) {
+    follow_each_other("chunk=128K");
+    follow_each_other("chunk=4K");
+    follow_each_other("chunk=16K,slices=0,stage_nontemporal=1");
+}
+END_TEST
+
+static void make(Suite *s) {
+    TCase *tc = th_case(s, "shm_stages", 120);
+    th_add(tc, sizes_follow_each_other, 2, 0);
+}
+
+int main(int argc, char **argv) {
+    return th_main(argc, argv, "shm_stages", make);
+}
