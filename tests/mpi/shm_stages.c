@@ -92,6 +92,28 @@ static size_t alltoall(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
     return wrong;
 }
 
+/* Each giver cuts its data by its own length. */
+static size_t alltoallv(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    size_t counts[16], all = 0, wrong = 0; /* the same to and from a rank */
+    for (int r = 0; r < th_size(); r++) {
+        counts[r] = c->n >> ((r + th_rank()) % 4);
+        for (size_t k = 0; k < counts[r]; k++) {
+            in[all + k] = given(c, th_rank(), r, k);
+        }
+        all += counts[r];
+    }
+    TH_IS(dtr_alltoallv(g, dtr_cpu(in, all, DTR_I32), counts, dtr_cpu(out, all, DTR_I32), counts,
+                        NULL, NULL),
+          DTR_OK);
+    for (int r = 0; r < th_size(); r++) {
+        call part = *c;
+        part.n = counts[r];
+        wrong += differing(&part, out, r, th_rank());
+        out += part.n;
+    }
+    return wrong;
+}
+
 static size_t allreduce(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
     size_t wrong = 0;
     fill(c, in, false);
@@ -111,8 +133,8 @@ static size_t allreduce(dtr_group *g, const call *c, int32_t *in, int32_t *out) 
 /* Sizes and roots are the same on all ranks; now and then a rank comes late. */
 static void follow_each_other(const char *tune) {
     static size_t (*const kinds[])(dtr_group *, const call *, int32_t *,
-                                   int32_t *) = { broadcast, gather,   scatter,
-                                                  allgather, alltoall, allreduce };
+                                   int32_t *) = { broadcast, gather,    scatter,  allgather,
+                                                  alltoall,  alltoallv, allreduce };
     dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", "off");
     int32_t *in = malloc(sizeof *in * MOST * (size_t)th_size());
     int32_t *out = malloc(sizeof *out * MOST * (size_t)th_size());
