@@ -151,10 +151,8 @@ static void use_up(dtr__agreement *m, bool all) {
     }
 }
 
-void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
-    /* The others do not know the entries of an agreement that has failed from later ones. They keep
-     * them: the coordinator takes none for a second time. */
-    const bool sure = m->me == 0 || s == DTR_OK;
+/* sure: this rank knows the entries of the agreement from those of later ones. */
+static void end(dtr__agreement *m, dtr_status s, bool sure) {
     use_up(m, sure);
     if (!sure) {
         withdraw_from_backup(m);
@@ -166,14 +164,19 @@ void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
     m->phase = DTR__ENDED;
 }
 
+/* Of an agreement that has failed only the coordinator knows them. The others keep them: it takes
+ * none for a second time. */
+void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
+    end(m, s, m->me == 0 || s == DTR_OK);
+}
+
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others) {
     for (int i = 0; i < m->n; i++) {
         if (i != m->me && m->came[i]) {
             send_final(m, i, others);
         }
     }
-    use_up(m, true);
-    dtr__agreement_end(m, mine);
+    end(m, mine, true);
 }
 
 /* "...; rank 2 is in dtr_group_split" for ranks whose entry for another agreement is here. */

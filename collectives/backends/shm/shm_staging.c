@@ -62,10 +62,13 @@ size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbyte
  * chunk. */
 void dtr__shm_stage_cut(dtr__shm_state *s, size_t nbytes) {
     uint64_t newest = 0;
-    for (int i = 0; i < DTR__SHM_STAGES && nbytes != s->stage_bytes; i++) {
+    if (nbytes == s->stage_bytes) {
+        return;
+    }
+    for (int i = 0; i < DTR__SHM_STAGES; i++) {
         newest = s->stage_used[i] > newest ? s->stage_used[i] : newest;
     }
-    for (int i = 0; i < DTR__SHM_STAGES && nbytes != s->stage_bytes; i++) {
+    for (int i = 0; i < DTR__SHM_STAGES; i++) {
         s->stage_used[i] = newest;
     }
     s->stage_bytes = nbytes;
