@@ -1,7 +1,5 @@
 /* Staging buffers of the shm backend: calls of many sizes follow each other without a pause, so
  * that givers fill buffers of one size while slow readers still take from those of another. */
-#include <stdlib.h>
-
 #include "data.h"
 #include "harness.h"
 #include "settings.h"
@@ -130,21 +128,30 @@ static size_t allreduce(dtr_group *g, const call *c, int32_t *in, int32_t *out) 
     return wrong;
 }
 
-/* Sizes and roots are the same on all ranks; now and then a rank comes late. */
-static void follow_each_other(const char *tune) {
+static int32_t *memory(dtr_world *w, dtr_mem how) {
+    void *p = NULL;
+    TH_OK(dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, how, sizeof(int32_t) * MOST * (size_t)th_size(),
+                    &p));
+    return p;
+}
+
+/* Kinds, in rows of some, sizes and roots are the same on all ranks; now and then a rank comes
+ * late. */
+static void follow_each_other(const char *tune, dtr_mem how) {
     static size_t (*const kinds[])(dtr_group *, const call *, int32_t *,
                                    int32_t *) = { broadcast, gather,    scatter,  allgather,
                                                   alltoall,  alltoallv, allreduce };
     dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", "off");
-    int32_t *in = malloc(sizeof *in * MOST * (size_t)th_size());
-    int32_t *out = malloc(sizeof *out * MOST * (size_t)th_size());
+    int32_t *in = memory(w, how), *out = memory(w, how);
     th_rng ours = { 5 }, mine = { 9 + (uint64_t)th_rank() };
-    TH_CHECK(in != NULL && out != NULL, "no memory");
-    TH_AGREE();
+    int kind = 0;
     for (int i = 0; i < CALLS; i++) {
         const int bits = 11 + (int)(th_next(&ours) % (i % 50 == 0 ? 8 : 5));
+        if (th_next(&ours) % 2 == 0) {
+            kind = (int)(th_next(&ours) % (sizeof kinds / sizeof kinds[0]));
+        }
         const call c = { .number = i,
-                         .kind = (int)(th_next(&ours) % (sizeof kinds / sizeof kinds[0])),
+                         .kind = kind,
                          .root = (int)(th_next(&ours) % (uint64_t)th_size()),
                          .n = 1 + th_next(&ours) % ((uint64_t)1 << bits) };
         if (th_uniform(&mine) < 0.1) {
@@ -155,21 +162,29 @@ static void follow_each_other(const char *tune) {
                  c.n, wrong);
     }
     TH_AGREE();
-    free(in);
-    free(out);
+    TH_OK(dtr_free(w, in));
+    TH_OK(dtr_free(w, out));
     TH_OK(dtr_world_destroy(w));
 }
 
 START_TEST(sizes_follow_each_other) {
-    follow_each_other("chunk=128K");
-    follow_each_other("chunk=4K");
-    follow_each_other("chunk=16K,slices=0,stage_nontemporal=1");
+    follow_each_other("chunk=128K", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=4K", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=16K,slices=0,stage_nontemporal=1", DTR_MEM_DEFAULT);
+}
+END_TEST
+
+/* A giver is a call ahead of who reads its buffer where it lies, and of who reads a copy. */
+START_TEST(shared_ones_follow_each_other) {
+    follow_each_other("chunk=128K", DTR_MEM_SHARED);
+    follow_each_other("chunk=4K", DTR_MEM_SHARED);
 }
 END_TEST
 
 static void make(Suite *s) {
     TCase *tc = th_case(s, "shm_stages", 120);
     th_add(tc, sizes_follow_each_other, 2, 0);
+    th_add(tc, shared_ones_follow_each_other, 2, 0);
 }
 
 int main(int argc, char **argv) {

@@ -98,6 +98,15 @@ bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes,
             (shared_at(g, c->out, nbytes, out_at) && (int)(*out_at >> 48) == g->world->local_rank));
 }
 
+/* Calls in which data goes one way, one after the other: a giver whose data is copied need not wait
+ * until it has been read. One that comes alone finds its readers there, and they get it sooner if
+ * they read it where it is. */
+static bool goes_ahead(const dtr__shm_state *s, const dtr__call *c, size_t nbytes) {
+    const dtr__shm_detail *last = &s->me->detail[(s->op.n - 1) & 1];
+    const bool one_way = dtr__rules[c->kind].rooted || dtr__rules[c->kind].prefix != NO_PREFIX;
+    return one_way && nbytes <= s->chunk_least && last->kind == (int32_t)dtr__user_call(c)->kind;
+}
+
 /* Choose where the data is shown. */
 static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_slot *slot,
                         size_t nbytes) {
@@ -119,7 +128,7 @@ static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr
         memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
         dtr__shm_keep_input(g, s, c);
     } else if (shared && !dtr__overwrites_input(c) &&
-               (slot->zero_copy || !dtr__shm_slices_fit(g, c))) {
+               (slot->zero_copy || (!dtr__shm_slices_fit(g, c) && !goes_ahead(s, c, nbytes)))) {
         slot->mode = DTR__SHM_DIRECT;
     } else if (c->kind != DTR__K_ALLREDUCE && !dtr__overwrites_input(c) &&
                dtr__shm_attach_fits(g, c, nbytes) && dtr__cma_reaches(op->in, nbytes)) {
