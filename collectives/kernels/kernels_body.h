@@ -51,8 +51,7 @@ static ALWAYS_INLINE void fence_nontemporal(void) {
     _mm_sfence();
 }
 
-/* What memcpy does where it does not take the string instructions, which are ten times slower where
- * `dst` begins a few bytes after `src` within a page. */
+/* What memcpy does where it does not take the string instructions. */
 static void vector_copy(void *dst, const void *src, size_t nbytes) {
     char *d = dst;
     const char *s = src;
