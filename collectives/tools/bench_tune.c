@@ -63,6 +63,18 @@ static void take_memory(tuned *a, dtr_mem memory, size_t nbytes) {
     memset(out, 0, nbytes);
 }
 
+/* There and back between neighbours; of an odd number the last one looks on. */
+static dtr_status there_and_back(const tuned *a, dtr_buffer in, dtr_buffer out) {
+    dtr_group *g = dtr_world_group(a->world);
+    const int rank = dtr_world_rank(a->world), peer = rank ^ 1;
+    dtr_status s = DTR_OK;
+    for (int turn = 0; s == DTR_OK && turn < 2 && peer < dtr_world_size(a->world); turn++) {
+        s = turn == rank % 2 ? dtr_send(g, in, peer, 0, NULL, NULL)
+                             : dtr_recv(g, out, peer, 0, NULL, NULL);
+    }
+    return s;
+}
+
 static dtr_status call(const tuned *a, bench_kind kind, size_t count) {
     dtr_group *g = dtr_world_group(a->world);
     const int rank = dtr_world_rank(a->world), size = dtr_world_size(a->world);
@@ -76,6 +88,11 @@ static dtr_status call(const tuned *a, bench_kind kind, size_t count) {
                              (dtr_p2p[]){ { true, in, (rank + 1) % size, 0 },
                                           { false, out, (rank + size - 1) % size, 0 } },
                              2, NULL, NULL);
+    case BENCH_PINGPONG:
+        return there_and_back(a, in, out);
+    case BENCH_ALLTOALL:
+        return dtr_alltoall(g, dtr_cpu(a->in, block * (size_t)size, DTR_F32),
+                            dtr_cpu(a->out, block * (size_t)size, DTR_F32), NULL, NULL);
     default:
         return dtr_allgather(g, dtr_cpu(a->in, block, DTR_F32),
                              dtr_cpu(a->out, block * (size_t)size, DTR_F32), NULL, NULL);
@@ -206,8 +223,18 @@ static const contest reduced = { "cma_reduce", "stream=0",      "cma_reduce=1", 
                                  true,         BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST };
 static const contest copied = { "cma_copy", "stream=0",      "cma_copy=1",    false,
                                 true,       BENCH_ALLGATHER, DTR_MEM_DEFAULT, LEAST };
+static const contest dealt = { "cma_deal", "cma_deal=never", "cma_deal=1",    true,
+                               true,       BENCH_ALLTOALL,   DTR_MEM_DEFAULT, LEAST };
 static const contest sent = { "cma_p2p", "cma_p2p=never", "cma_p2p=1",     true,
-                              true,      BENCH_SENDRECV,  DTR_MEM_DEFAULT, LEAST };
+                              true,      BENCH_PINGPONG,  DTR_MEM_DEFAULT, LEAST };
+static const contest exchanged = { "cma_exchange",
+                                   "cma_p2p=never,cma_exchange=never",
+                                   "cma_p2p=never,cma_exchange=1",
+                                   true,
+                                   true,
+                                   BENCH_SENDRECV,
+                                   DTR_MEM_DEFAULT,
+                                   LEAST };
 static const contest nontemporal = { "stream", "stream=never",  "stream=1",     false,
                                      false,    BENCH_ALLREDUCE, DTR_MEM_SHARED, LEAST };
 static const contest zero = { "zero_copy", "zero_copy=never", "zero_copy=1",  false,
@@ -261,7 +288,8 @@ static void measure_between(const tuner *t, FILE *to) {
 /* Inside a node; measures in turn and writes what it finds. */
 static void measure_node(const tuner *t, FILE *to, int ranks) {
     const span attached = winning(t, &reduced);
-    const size_t cma_copy = crossing(t, &copied), cma_p2p = crossing(t, &sent);
+    const size_t cma_copy = crossing(t, &copied), cma_deal = crossing(t, &dealt);
+    const size_t cma_p2p = crossing(t, &sent), cma_exchange = crossing(t, &exchanged);
     const size_t stream = crossing(t, &nontemporal), zero_copy = crossing(t, &zero);
     const size_t slices = ranks > SLICED_FROM ? crossing(t, &sliced) : 0;
     const size_t chunk = best_piece(t, "chunk", "", false, 128 << 10, 32 << 10, 512 << 10);
@@ -275,7 +303,9 @@ static void measure_node(const tuner *t, FILE *to, int ranks) {
     write_threshold(to, "cma_end", attached.end);
     write_threshold(to, "cma_piece", cma_piece);
     write_threshold(to, "cma_copy", cma_copy);
+    write_threshold(to, "cma_deal", cma_deal);
     write_threshold(to, "cma_p2p", cma_p2p);
+    write_threshold(to, "cma_exchange", cma_exchange);
     write_threshold(to, "stream", stream);
     write_threshold(to, "chunk", chunk);
     if (ranks > SLICED_FROM) {

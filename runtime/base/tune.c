@@ -322,11 +322,13 @@ static double copy_time(char *to, char *from, size_t nbytes, bool by_kernel) {
     return dtr__now() - begin;
 }
 
-/* One copy by the kernel replaces two ordinary ones, which two ranks make at the same time, so it
- * must be about as fast as one of them. Its cost is in the pages, which have to be looked up one by
- * one; on virtual machines it can be three times that of a copy. */
+/* One copy by the kernel replaces two ordinary ones. Where two ranks make those at the same time it
+ * must be about as fast as one of them; where each rank has both to make, or its giver other things
+ * to do, as fast as both, of which one fetches data from another core's cache. Its cost is in the
+ * pages, which have to be looked up one by one; on virtual machines it can be three times that of a
+ * copy. */
 static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
-    enum { NBYTES = 256 << 10, PERCENT = 150, TIMES = 8 };
+    enum { NBYTES = 256 << 10, SLOW_PERCENT = 150, VERY_SLOW_PERCENT = 250, TIMES = 8 };
     /* The fastest of some, which other work on the machine disturbs least. */
     double kernel = 1, plain = 1;
     char *block = calloc(2, NBYTES);
@@ -339,12 +341,18 @@ static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
         kernel = fmin(kernel, copy_time(block, block + NBYTES, NBYTES, true));
     }
     free(block);
-    if (kernel * 100 > plain * PERCENT) {
+    const bool slow = kernel * 100 > plain * SLOW_PERCENT,
+               very = kernel * 100 > plain * VERY_SLOW_PERCENT;
+    if (slow) {
         DTR_INFO(world,
                  "cross-memory attach takes %.1f times as long as a copy on host %s: large plain "
-                 "buffers are staged (cma_reduce and cma_p2p in DTR_TUNE say otherwise)",
-                 kernel / plain, world->host);
+                 "buffers are staged%s (cma_* in DTR_TUNE say otherwise)",
+                 kernel / plain, world->host,
+                 very ? "" : ", but for what ranks exchange or deal out");
         t->value[DTR__TUNE_CMA_REDUCE] = t->value[DTR__TUNE_CMA_P2P] = UINT64_MAX;
+    }
+    if (very) {
+        t->value[DTR__TUNE_CMA_DEAL] = t->value[DTR__TUNE_CMA_EXCHANGE] = UINT64_MAX;
     }
 }
 

@@ -200,6 +200,51 @@ START_TEST(no_attach_later) {
 }
 END_TEST
 
+/* Of messages that go both ways at once the kernel reads what a receiver takes while it sends, or
+ * a sender sends while it receives. */
+START_TEST(exchanges_are_read) {
+    enum { N = 300000, MANY = 1 << 20 };
+    unsigned char *x = calloc(2, N);
+    const dtr_buffer out = dtr_cpu(x, N, DTR_U8), in = dtr_cpu(x + N, N, DTR_U8);
+    const int peer = 1 - th_rank();
+    dtr_world *w = NULL;
+    setenv("DTR_TUNE", "cma_p2p=never,cma_exchange=64KiB", 1);
+    TH_OK(create((shm_faults){ 0 }, true, "cpu:shm", &w));
+    unsetenv("DTR_TUNE");
+    dtr_group *g = dtr_world_group(w);
+    int reads[3]; /* both at once, the send before the receive, one way */
+    for (int way = 0; way < 3; way++) {
+        const bool sends = way < 2 || th_rank() == 1, receives = way < 2 || th_rank() == 0;
+        dtr_work *sent = NULL, *received = NULL;
+        shm_faults_now = (shm_faults){ .process_vm_readv = EPERM, .readv_works = MANY };
+        memset(x, th_rank() + 1 + way, N);
+        if (th_rank() < 2 && way == 0) {
+            const dtr_p2p both[2] = { { true, out, peer, 0 }, { false, in, peer, 0 } };
+            TH_IS(dtr_batch_p2p(g, both, 2, NULL, NULL), DTR_OK);
+        } else if (th_rank() < 2) {
+            TH_IS(sends ? dtr_send(g, out, peer, 0, NULL, &sent) : DTR_OK, DTR_OK);
+            TH_IS(receives ? dtr_recv(g, in, peer, 0, NULL, &received) : DTR_OK, DTR_OK);
+            for (int i = 0; i < 2; i++) {
+                dtr_work *work = i == 0 ? sent : received;
+                TH_IS(work != NULL ? dtr_work_wait(work, -1) : DTR_OK, DTR_OK);
+                TH_IS(work != NULL ? dtr_work_release(work) : DTR_OK, DTR_OK);
+            }
+        }
+        TH_CHECK(th_rank() > 1 || !receives || (x[N] == peer + 1 + way && x[2 * N - 1] == x[N]),
+                 "%d and %d from rank %d", x[N], x[2 * N - 1], peer);
+        reads[way] = over_ranks(MANY - shm_faults_now.readv_works);
+        shm_faults_now = (shm_faults){ 0 };
+    }
+    TH_CHECK((reads[0] > 0 && reads[1] > 0) || !dtr__cma_usable(w),
+             "the kernel read %d and %d times", reads[0], reads[1]);
+    TH_CHECK(reads[2] == 0, "the kernel read %d times what comes from a rank that only sends",
+             reads[2]);
+    free(x);
+    TH_OK(dtr_world_destroy(w));
+    TH_AGREE();
+}
+END_TEST
+
 /* Large shared blocks with huge pages, with a kernel that has none or has none left. New blocks are
  * zero, also where an old one was, and everybody sees them. */
 START_TEST(huge_pages) {
@@ -272,6 +317,7 @@ static void make(Suite *s) {
     th_add(tc, full_later, 2, 0);
     th_add(tc, no_attach, 2, 0);
     th_add(tc, no_attach_later, 2, 0);
+    th_add(tc, exchanges_are_read, 2, 0);
     th_add(tc, huge_pages, 2, 0);
     th_add(tc, left_behind, 2, 0);
 }

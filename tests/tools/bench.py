@@ -102,8 +102,8 @@ def check_tune(ranks, more):
     with open(path, encoding="utf-8") as source:
         lines = [line.split() for line in source if not line.startswith("#")]
     expect(lines[0] == ["dtr-tune", "1"] and lines[1][0] == "node" and lines[1][-1] == str(ranks), "begin of %s", lines)
-    expect([line[0] for line in lines[2:]] == ["zero_copy", "cma_reduce", "cma_end", "cma_piece", "cma_copy", "cma_p2p",
-                                               "stream", "chunk"] + more, "thresholds in %s", lines)
+    expect([line[0] for line in lines[2:]] == ["zero_copy", "cma_reduce", "cma_end", "cma_piece", "cma_copy", "cma_deal", "cma_p2p",
+                                               "cma_exchange", "stream", "chunk"] + more, "thresholds in %s", lines)
     os.environ["DTR_TUNE_FILE"] = path
     _, report = bench(ranks, "--sizes", "8,64K", "--rounds", "1", "--no-gauge")
     del os.environ["DTR_TUNE_FILE"]

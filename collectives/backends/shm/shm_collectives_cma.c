@@ -16,17 +16,22 @@ static int local_rank_of(const dtr_group *g, int rank) {
     return g->world->local_rank_of[g->world_ranks[rank]];
 }
 
+/* Each byte goes to one rank, and the giver has more to do meanwhile. */
+static bool deals_out(const dtr_group *g, dtr__kind kind) {
+    return (dtr__shm_scatters(kind) && !dtr__kind_reduces(kind)) ||
+           (kind == DTR__K_EXSCAN && g->size == 2);
+}
+
 bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes) {
     const uint64_t *tune = g->world->tune.value;
     if (!dtr__cma_usable(g->world)) {
         return false;
     }
-    if (c->kind == DTR__K_EXSCAN && g->size == 2) { /* a message, which the other rank waits for */
-        return nbytes / 2 >= tune[DTR__TUNE_CMA_P2P];
+    if (c->kind == DTR__K_ALLREDUCE) {
+        return nbytes >= tune[DTR__TUNE_CMA_REDUCE] && nbytes < tune[DTR__TUNE_CMA_END];
     }
-    return c->kind == DTR__K_ALLREDUCE
-               ? nbytes >= tune[DTR__TUNE_CMA_REDUCE] && nbytes < tune[DTR__TUNE_CMA_END]
-               : nbytes >= tune[DTR__TUNE_CMA_COPY];
+    return nbytes >= tune[DTR__TUNE_CMA_COPY] ||
+           (nbytes >= tune[DTR__TUNE_CMA_DEAL] && deals_out(g, c->kind));
 }
 
 /* One end of a call: in node-shared memory, or where the kernel can read it. */

@@ -29,6 +29,7 @@ typedef enum dtr__shm_where {
     DTR__SHM_BY_PIECES = 1, /* it comes through the ring when the receiver asks for it */
     DTR__SHM_IN_ARENA,
     DTR__SHM_BY_KERNEL, /* in plain memory that the kernel reads for the receiver */
+    DTR__SHM_BY_EITHER, /* the same, if the receiver sends meanwhile; by pieces otherwise */
     DTR__SHM_OWN        /* sender and receiver are one process */
 } dtr__shm_where;
 

@@ -235,8 +235,18 @@ bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, 
     return true;
 }
 
+/* Then two copies of each rank follow each other, where one by the kernel takes less. */
+static bool receives_meanwhile(const dtr__shm_p2p *p, size_t least) {
+    const dtr__shm_msg *m = p->posted.head;
+    while (m != NULL && m->base.nbytes < least) {
+        m = m->next;
+    }
+    return m != NULL;
+}
+
 /* Where the receiver can get at it. What the kernel will not read for it comes by pieces, too. */
-static dtr__shm_where place(const dtr_group *g, const dtr__shm_msg *m, uint64_t *at) {
+static dtr__shm_where place(const dtr_group *g, const dtr__shm_p2p *p, const dtr__shm_msg *m,
+                            uint64_t *at) {
     int owner = 0;
     uint64_t offset = 0;
     *at = (uint64_t)(uintptr_t)m->base.data;
@@ -247,11 +257,20 @@ static dtr__shm_where place(const dtr_group *g, const dtr__shm_msg *m, uint64_t 
         *at = dtr__shm_pack(owner, offset);
         return DTR__SHM_IN_ARENA;
     }
-    const uint64_t least = g->world->tune.value[DTR__TUNE_CMA_P2P];
+    const uint64_t least = g->world->tune.value[DTR__TUNE_CMA_P2P],
+                   exchange = g->world->tune.value[DTR__TUNE_CMA_EXCHANGE];
     const bool helps =
         m->waits && !g->world->cpus.oversubscribed && m->base.nbytes / HELPED_TIMES < least;
-    return dtr__cma_usable(g->world) && m->base.nbytes >= least && !helps ? DTR__SHM_BY_KERNEL
-                                                                          : DTR__SHM_BY_PIECES;
+    if (!dtr__cma_usable(g->world)) {
+        return DTR__SHM_BY_PIECES;
+    }
+    if (m->base.nbytes >= least && !helps) {
+        return DTR__SHM_BY_KERNEL;
+    }
+    if (m->base.nbytes < exchange || m->waits) {
+        return DTR__SHM_BY_PIECES;
+    }
+    return receives_meanwhile(p, exchange) ? DTR__SHM_BY_KERNEL : DTR__SHM_BY_EITHER;
 }
 
 bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m) {
@@ -262,7 +281,7 @@ bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, 
         return false;
     }
     describe(cell, m->base.own.count, m->base.own.dtype, m->base.tag, m->base.own.site);
-    cell->where = (uint8_t)place(g, m, &cell->at);
+    cell->where = (uint8_t)place(g, p, m, &cell->at);
     cell->slot = m->slot = (uint8_t)slot;
     out->slot[slot] = m;
     out->busy |= UINT64_C(1) << slot;
