@@ -39,7 +39,9 @@ dtr_add_mpi_test(engine_p2p SOURCES mpi/engine_p2p.c NPROCS 1 2 3 4 7)
 # Channels with and without cross-memory attach, small ones, none at 7 ranks for want of room, and messages through MPI.
 dtr_add_mpi_test(p2p_ways SOURCES mpi/p2p_ways.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_run(p2p_ways_cma TARGET test_p2p_ways NPROCS 3 ENVIRONMENT DTR_TUNE=cma_p2p=1)
-dtr_add_mpi_run(p2p_ways_small TARGET test_p2p_ways NPROCS 3 7 ENVIRONMENT DTR_TUNE=cma_p2p=never DTR_SHM_STAGING=256KiB)
+dtr_add_mpi_run(p2p_ways_exchange TARGET test_p2p_ways NPROCS 2 3 ENVIRONMENT DTR_TUNE=cma_p2p=never,cma_exchange=1)
+dtr_add_mpi_run(p2p_ways_small TARGET test_p2p_ways NPROCS 3 7
+                ENVIRONMENT DTR_TUNE=cma_p2p=never,cma_exchange=never DTR_SHM_STAGING=256KiB)
 dtr_add_mpi_run(p2p_ways_mpi TARGET test_p2p_ways NPROCS 3 ENVIRONMENT DTR_BACKEND=cpu:mpi)
 dtr_add_mpi_run(p2p_ways_hier TARGET test_p2p_ways NPROCS 4 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_test(p2p_none SOURCES mpi/p2p_none.c mpi/tensor_views.c NPROCS 1 2 3 4 7)

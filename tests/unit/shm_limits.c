@@ -62,7 +62,7 @@ START_TEST(staging) {
         }
     }
     ck_assert_uint_eq(dtr__shm_chunk_bytes(2, 128 * KIB, 8192 * KIB), 128 * KIB);
-    ck_assert_uint_eq(dtr__shm_channel_bytes(2, 8192 * KIB), 256 * KIB);
+    ck_assert_uint_eq(dtr__shm_channel_bytes(2, 8192 * KIB), 512 * KIB);
     ck_assert_uint_gt(dtr__shm_channel_bytes(200, 8192 * KIB), 0);
     ck_assert_uint_gt(dtr__shm_channel_bytes(6, 256 * KIB), 0);
     ck_assert_uint_eq(dtr__shm_channel_bytes(7, 256 * KIB), 0); /* not of use any more */

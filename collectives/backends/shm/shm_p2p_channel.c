@@ -14,8 +14,8 @@
 
 enum {
     CHANNEL_LEAST = 20 << 10,
-    CHANNEL_MOST = 256 << 10,
-    SHORT_MOST = 16 << 10, /* bytes of a message that is copied through the ring unasked */
+    CHANNEL_MOST = 512 << 10,
+    SHORT_MOST = 64 << 10, /* bytes of a message that is copied through the ring unasked */
     HELPED_TIMES = 64, /* cma_p2p, up to which a sender that only waits copies half of the way */
     PIECE_MOST = 32 << 10,
     EARLY_KEPT = 2 /* small messages of each peer that may come early without an allocation */
