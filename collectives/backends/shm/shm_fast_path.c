@@ -35,11 +35,9 @@ static bool scatters(dtr__kind k) {
  * ranks disagree, some rank calls something else than before, and compares the slots of all. The
  * others learn of it at their next call. */
 static bool may_run_ahead(const dtr_group *g, const dtr__call *c, const dtr__moves *m) {
-    const size_t most =
-        g->world->cpus.oversubscribed ? DTR__SHM_RUN_AHEAD_OVERSUBSCRIBED : DTR__SHM_RUN_AHEAD;
     const dtr__rule *rule = &dtr__rules[c->kind];
-    return (rule->rooted || rule->prefix != NO_PREFIX) && (!m->gives || m->give <= most) &&
-           !dtr__at_detail(g->world);
+    return (rule->rooted || rule->prefix != NO_PREFIX) &&
+           (!m->gives || m->give <= DTR__SHM_RUN_AHEAD_MOST) && !dtr__at_detail(g->world);
 }
 
 /* Bytes of the details that each slot of such calls may use, so that there are enough of them. */

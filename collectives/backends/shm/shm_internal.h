@@ -22,9 +22,9 @@ enum {
     DTR__SHM_INLINE = 8192,   /* bytes of data in the details of a slot */
     DTR__SHM_BESIDE = 32,     /* bytes of data in the slot itself */
     DTR__SHM_SLOT_COUNT = 32, /* a power of two */
-    /* Bytes of calls in which ranks may run ahead; and the same where ranks share CPUs. */
+    /* Bytes of calls in which ranks run ahead by all slots, and by fewer. */
     DTR__SHM_RUN_AHEAD = 512,
-    DTR__SHM_RUN_AHEAD_OVERSUBSCRIBED = 4096,
+    DTR__SHM_RUN_AHEAD_MOST = 4096,
     DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
     DTR__SHM_AT_ONCE = 256 * 1024,     /* bytes of each buffer that are reduced at one go */
     DTR__SHM_STRETCH = 4,              /* times the usual chunk is a long one, */
