@@ -143,14 +143,20 @@ bool dtr__op_identity(dtr_op op, dtr_dtype dtype, void *element) {
     return true;
 }
 
+enum { FILL_MOST = 16 * 1024 };
+
 void dtr__fill_identity(void *dst, size_t count, dtr_dtype dtype, dtr_op op) {
     const size_t size = dtr_dtype_size(dtype), nbytes = count * size;
     if (count == 0 ||
         !dtr__op_identity((dtr_op)((unsigned)op & ~(unsigned)DTR__EXACT), dtype, dst)) {
         return;
     }
-    for (size_t done = size; done < nbytes; done *= 2) {
-        memcpy((char *)dst + done, dst, nbytes - done < done ? nbytes - done : done);
+    /* Twice as much each time, until what is copied just fits into the first cache. */
+    const size_t most = FILL_MOST / size * size;
+    for (size_t done = size, n; done < nbytes; done += n) {
+        n = done < most ? done : most;
+        n = n < nbytes - done ? n : nbytes - done;
+        memcpy((char *)dst + done, dst, n);
     }
 }
 
