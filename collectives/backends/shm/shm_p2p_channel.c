@@ -18,7 +18,8 @@ enum {
     SHORT_MOST = 64 << 10, /* bytes of a message that is copied through the ring unasked */
     HELPED_TIMES = 64, /* cma_p2p, up to which a sender that only waits copies half of the way */
     PIECE_MOST = 32 << 10,
-    EARLY_KEPT = 2 /* small messages of each peer that may come early without an allocation */
+    EXPECTED_MOST = 80, /* lines: 4 KiB and what is beside them */
+    EARLY_KEPT = 2      /* small messages of each peer that may come early without an allocation */
 };
 
 size_t dtr__shm_channel_bytes(int size, uint64_t limit) {
@@ -189,6 +190,18 @@ static inline dtr__shm_cell *reserve(dtr__shm_out *out, uint64_t lines) {
     return cell_at(channel, out->at);
 }
 
+/* What the next cell of this size writes, with the mark that it zeroes, is fetched while this rank
+ * has other things to do: most likely its receiver has these lines from the last turn. */
+static inline void expect_next(const dtr__shm_out *out, uint64_t lines) {
+    if (out->at + lines >= out->channel->lines) {
+        return;
+    }
+    for (uint64_t i = 0; i < lines && i < EXPECTED_MOST; i++) {
+        dtr__shm_expect_to_write(cell_at(out->channel, out->at + i));
+    }
+    dtr__shm_expect_to_write(cell_at(out->channel, out->at + lines));
+}
+
 static inline void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell, uint64_t lines,
                         dtr__shm_cell_kind kind) {
     out->at += lines;
@@ -198,9 +211,7 @@ static inline void show(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_cell *cell,
     }
     atomic_store_explicit(&cell->mark, lines << 8 | (uint64_t)kind, memory_order_release);
     p->moves++;
-    if (out->at + lines < out->channel->lines) { /* the mark that the next of its size zeroes */
-        dtr__shm_expect_to_write(cell_at(out->channel, out->at + lines));
-    }
+    expect_next(out, lines);
 }
 
 static uint64_t lines_of(size_t nbytes) {
