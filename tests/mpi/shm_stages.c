@@ -137,11 +137,11 @@ static int32_t *memory(dtr_world *w, dtr_mem how) {
 
 /* Kinds, in rows of some, sizes and roots are the same on all ranks; now and then a rank comes
  * late. */
-static void follow_each_other(const char *tune, dtr_mem how) {
+static void follow_each_other(const char *tune, const char *cma, dtr_mem how) {
     static size_t (*const kinds[])(dtr_group *, const call *, int32_t *,
                                    int32_t *) = { broadcast, gather,    scatter,  allgather,
                                                   alltoall,  alltoallv, allreduce };
-    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", "off");
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", cma);
     int32_t *in = memory(w, how), *out = memory(w, how);
     th_rng ours = { 5 }, mine = { 9 + (uint64_t)th_rank() };
     int kind = 0;
@@ -168,16 +168,23 @@ static void follow_each_other(const char *tune, dtr_mem how) {
 }
 
 START_TEST(sizes_follow_each_other) {
-    follow_each_other("chunk=128K", DTR_MEM_DEFAULT);
-    follow_each_other("chunk=4K", DTR_MEM_DEFAULT);
-    follow_each_other("chunk=16K,slices=0,stage_nontemporal=1", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=128K", "off", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=4K", "off", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=16K,slices=0,stage_nontemporal=1", "off", DTR_MEM_DEFAULT);
 }
 END_TEST
 
 /* A giver is a call ahead of who reads its buffer where it lies, and of who reads a copy. */
 START_TEST(shared_ones_follow_each_other) {
-    follow_each_other("chunk=128K", DTR_MEM_SHARED);
-    follow_each_other("chunk=4K", DTR_MEM_SHARED);
+    follow_each_other("chunk=128K", "off", DTR_MEM_SHARED);
+    follow_each_other("chunk=4K", "off", DTR_MEM_SHARED);
+}
+END_TEST
+
+/* The kernel reads several chunks at once, of some calls and of all. */
+START_TEST(read_ones_follow_each_other) {
+    follow_each_other("chunk=16K,cma_deal=64K,cma_piece=128K", "auto", DTR_MEM_DEFAULT);
+    follow_each_other("chunk=16K,cma_copy=1,cma_piece=100K", "auto", DTR_MEM_DEFAULT);
 }
 END_TEST
 
@@ -185,6 +192,7 @@ static void make(Suite *s) {
     TCase *tc = th_case(s, "shm_stages", 120);
     th_add(tc, sizes_follow_each_other, 2, 0);
     th_add(tc, shared_ones_follow_each_other, 2, 0);
+    th_add(tc, read_ones_follow_each_other, 2, 0);
 }
 
 int main(int argc, char **argv) {

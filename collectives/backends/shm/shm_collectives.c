@@ -184,6 +184,14 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     return true;
 }
 
+/* Of a buffer that the kernel reads: several chunks at once, and then none, as each read costs a
+ * system call. */
+static size_t attached_bytes(const dtr_group *g, size_t k, size_t wanted, size_t step) {
+    const size_t fit = (size_t)g->world->tune.value[DTR__TUNE_CMA_PIECE] / step,
+                 n_chunks = fit > 0 ? fit : 1;
+    return k % n_chunks == 0 ? clip(wanted, k * step, n_chunks * step) : 0;
+}
+
 static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t *moved) {
     dtr__shm_op *op = &s->op;
     const bool stream = dtr__shm_streams(g, c->kind, c->out_count * op->size);
@@ -191,7 +199,8 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
          op->copied++) { /* starts behind oneself, so that not all read from the same rank */
         int r = (g->rank + op->copied) % g->size;
         const size_t step = dtr__shm_step_of(g, s, c, r), at = op->pulled * step,
-                     n = clip(dtr__shm_wanted(g, c, r), at, step);
+                     wanted = dtr__shm_wanted(g, c, r);
+        size_t n = clip(wanted, at, step);
         if (n == 0) {
             continue;
         }
@@ -201,7 +210,9 @@ static bool copy_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
             return false;
         }
         if (from == attached) {
-            if (!dtr__shm_attach_copy(g, s, r, to, dtr__shm_wanted_at(g, s, c, r) + at, n)) {
+            n = attached_bytes(g, op->pulled, wanted, step);
+            if (n > 0 &&
+                !dtr__shm_attach_copy(g, s, r, to, dtr__shm_wanted_at(g, s, c, r) + at, n)) {
                 return false;
             }
         } else if (from != to) {
