@@ -15,6 +15,11 @@ enum {
     LEAST = 64 << 10,
     LEAST_NODES = 4 << 10,
     LEAST_SHARED = 12 << 10, /* below, results of the way through slots are read back faster */
+    /* What it is unasked; and from where no message of four nodes and more is longer than what MPI
+     * sends over TCP unasked, 64 KiB. */
+    SEGMENT = 128 << 10,
+    SEGMENT_LEAST = 15 << 10,
+    SEGMENT_MOST = 480 << 10,
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */
@@ -251,14 +256,16 @@ static const contest halved = { "nodes_doubling",
                                 BENCH_ALLREDUCE,
                                 DTR_MEM_DEFAULT,
                                 LEAST_NODES };
-static const contest round_a_ring = { "nodes_ring",
-                                      "nodes_direct=0,nodes_piece=0,nodes_doubling=0",
-                                      "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1",
-                                      false,
-                                      false,
-                                      BENCH_ALLREDUCE,
-                                      DTR_MEM_DEFAULT,
-                                      LEAST_NODES };
+/* With the segments that are best for both. */
+static size_t ring_crossing(const tuner *t, size_t segment) {
+    char before[128], after[sizeof before + sizeof ",nodes_ring=1"];
+    contest c = { "nodes_ring", before,          after,           false,
+                  false,        BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST_NODES };
+    snprintf(before, sizeof before,
+             "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_segment=%zu", segment);
+    snprintf(after, sizeof after, "%s,nodes_ring=1", before);
+    return crossing(t, &c);
+}
 
 /* Between nodes, of which one rank each takes part; the others wait. */
 static void measure_between(const tuner *t, FILE *to) {
@@ -271,10 +278,14 @@ static void measure_between(const tuner *t, FILE *to) {
         MPI_Comm_size(between.node, &nodes);
         if (nodes > 1) {
             const size_t doubling = crossing(&between, &halved);
-            const size_t ring = crossing(&between, &round_a_ring);
+            const size_t segment =
+                best_piece(&between, "nodes_segment", "nodes_direct=0,nodes_piece=0,", false,
+                           SEGMENT, SEGMENT_LEAST, SEGMENT_MOST);
+            const size_t ring = ring_crossing(&between, segment);
             if (to != NULL) {
                 write_threshold(to, "nodes_doubling", doubling / 4);
                 write_threshold(to, "nodes_ring", ring);
+                write_threshold(to, "nodes_segment", segment);
             }
         }
         MPI_Comm_free(&between.node);
