@@ -190,7 +190,7 @@ dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer) {
 /* Up to nbytes of it; false when the kernel will not read it. */
 static bool copy_some(const dtr_group *g, dtr__shm_msg *m, size_t nbytes) {
     char *to = m->base.data + m->moved;
-    if (m->where == DTR__SHM_BY_KERNEL || m->where == DTR__SHM_BY_EITHER) {
+    if (m->where == DTR__SHM_BY_KERNEL) {
         return dtr__cma_read(g->world, g->world->local_rank_of[g->world_ranks[m->base.peer]], to,
                              m->at + m->moved, nbytes);
     }
@@ -214,9 +214,12 @@ void dtr__shm_fetch(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m) {
     if (nbytes == 0) {
         return; /* the sender had given it up */
     }
-    if (m->where == DTR__SHM_BY_EITHER && m->moved == 0 && !sends_meanwhile(g, p)) {
-        ask_for_pieces(p, m);
-        return;
+    if (m->where == DTR__SHM_BY_EITHER) {
+        if (!sends_meanwhile(g, p)) {
+            ask_for_pieces(p, m);
+            return;
+        }
+        m->where = DTR__SHM_BY_KERNEL;
     }
     nbytes = nbytes < FETCH_MOST ? nbytes : FETCH_MOST;
     if (!copy_some(g, m, nbytes)) {
