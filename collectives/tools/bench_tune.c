@@ -15,11 +15,10 @@ enum {
     LEAST = 64 << 10,
     LEAST_NODES = 4 << 10,
     LEAST_SHARED = 12 << 10, /* below, results of the way through slots are read back faster */
-    /* What it is unasked; and from where no message of four nodes and more is longer than what MPI
-     * sends over TCP unasked, 64 KiB. */
-    SEGMENT = 128 << 10,
-    SEGMENT_LEAST = 15 << 10,
-    SEGMENT_MOST = 480 << 10,
+    /* What it is unasked over TCP, where MPI sends every message of it without asking first. */
+    SEGMENT = 7 << 10,
+    SEGMENT_LEAST = 7 << 10,
+    SEGMENT_MOST = 448 << 10,
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */
@@ -249,8 +248,8 @@ static const contest sliced = { "slices", "slices=never",  "slices=0",      fals
 
 /* By halves against all at once: from where they win on the latter is not taken any more. */
 static const contest halved = { "nodes_doubling",
-                                "nodes_direct=0,nodes_piece=0,nodes_doubling=never",
-                                "nodes_direct=0,nodes_piece=0,nodes_doubling=0",
+                                "nodes_piece=0,nodes_doubling=never",
+                                "nodes_piece=0,nodes_doubling=0",
                                 false,
                                 false,
                                 BENCH_ALLREDUCE,
@@ -261,8 +260,7 @@ static size_t ring_crossing(const tuner *t, size_t segment) {
     char before[128], after[sizeof before + sizeof ",nodes_ring=1"];
     contest c = { "nodes_ring", before,          after,           false,
                   false,        BENCH_ALLREDUCE, DTR_MEM_DEFAULT, LEAST_NODES };
-    snprintf(before, sizeof before,
-             "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_segment=%zu", segment);
+    snprintf(before, sizeof before, "nodes_piece=0,nodes_doubling=0,nodes_segment=%zu", segment);
     snprintf(after, sizeof after, "%s,nodes_ring=1", before);
     return crossing(t, &c);
 }
@@ -278,9 +276,8 @@ static void measure_between(const tuner *t, FILE *to) {
         MPI_Comm_size(between.node, &nodes);
         if (nodes > 1) {
             const size_t doubling = crossing(&between, &halved);
-            const size_t segment =
-                best_piece(&between, "nodes_segment", "nodes_direct=0,nodes_piece=0,", false,
-                           SEGMENT, SEGMENT_LEAST, SEGMENT_MOST);
+            const size_t segment = best_piece(&between, "nodes_segment", "nodes_piece=0,", false,
+                                              SEGMENT, SEGMENT_LEAST, SEGMENT_MOST);
             const size_t ring = ring_crossing(&between, segment);
             if (to != NULL) {
                 write_threshold(to, "nodes_doubling", doubling / 4);

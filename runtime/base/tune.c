@@ -2,6 +2,7 @@
 #include "base/tune.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -356,10 +357,32 @@ static void find_kernel_copies(const dtr_world *world, dtr__tune *t) {
     }
 }
 
+bool dtr__tune_fabric(const char *classes) {
+    static const char *const known[] = { "infiniband", "cxi" }; /* the first of most vendors */
+    bool found = false;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", classes, known[i]);
+        DIR *folder = opendir(path);
+        const struct dirent *entry = NULL;
+        while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
+            found = entry->d_name[0] != '.';
+        }
+        if (folder != NULL) {
+            closedir(folder);
+        }
+    }
+    return found;
+}
+
 dtr_status dtr__tune_open(dtr_world *world) {
+    enum { FABRIC_SEGMENT = 32 << 10 };
     dtr_status s = DTR_OK;
     dtr__tune_defaults(&world->tune);
     if (world->local_rank == 0) {
+        if (dtr__tune_fabric("/sys/class")) { /* no answer waits behind data */
+            world->tune.value[DTR__TUNE_NODES_SEGMENT] = FABRIC_SEGMENT;
+        }
         if (world->local_size > 1 && dtr__opt_number(&world->options, DTR__OPT_CMA) == 0) {
             find_kernel_copies(world, &world->tune);
         }
@@ -370,9 +393,9 @@ dtr_status dtr__tune_open(dtr_world *world) {
     DTR_KEEP_FIRST(s, dtr__exchange_broadcast(dtr__members_of_node(world), &world->tune,
                                               sizeof world->tune, 0));
     if (world->node_count > 1) { /* ranks of several nodes go by these: rank 0 speaks for all */
-        enum { N = DTR__TUNE_COUNT - DTR__TUNE_NODES_DIRECT };
+        enum { N = DTR__TUNE_COUNT - DTR__TUNE_NODES_DOUBLING };
         DTR_KEEP_FIRST(s, dtr__exchange_broadcast(dtr__members_of(world),
-                                                  &world->tune.value[DTR__TUNE_NODES_DIRECT],
+                                                  &world->tune.value[DTR__TUNE_NODES_DOUBLING],
                                                   N * sizeof world->tune.value[0], 0));
     }
     return s;

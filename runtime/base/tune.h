@@ -5,6 +5,7 @@
 #ifndef DTR_RT_TUNE_H
 #define DTR_RT_TUNE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -33,6 +34,8 @@ dtr_status dtr__tune_text(const char *name, const char *text, size_t nbytes, con
                           int ranks, dtr__tune *t, int *sections);
 /* Writes a file that dtr__tune_text reads. */
 void dtr__tune_write(FILE *to, const char *cpu, int ranks, const dtr__tune *t);
+/* Whether this node has network devices that write into remote memory; `classes` is /sys/class. */
+bool dtr__tune_fabric(const char *classes);
 /* The CPU's model name, without quotes and control characters; "unknown" where nothing says it. */
 void dtr__tune_cpu(char *model, size_t cap);
 

@@ -423,11 +423,11 @@ END_TEST
 START_TEST(thresholds_between_nodes) {
     enum { N = 50000 };
     static const char *const ways[][2] = {
-        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,chunk=64KiB",
-          "nodes_direct=0,nodes_piece=0,nodes_doubling=never,chunk=32KiB" },
-        { "nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_segment=2KiB",
-          "nodes_direct=0" },
-        { "nodes_direct=0,nodes_piece=0,nodes_doubling=never", "nodes_direct=1GiB" },
+        { "nodes_piece=0,nodes_doubling=0,chunk=64KiB",
+          "nodes_piece=0,nodes_doubling=never,chunk=32KiB" },
+        { "nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_block=0,nodes_segment=1KiB",
+          "nodes_block=0" },
+        { "nodes_piece=0,nodes_doubling=never", "nodes_doubling=0" },
     };
     float *in = calloc(N, sizeof *in), *out = calloc(N, sizeof *out);
     for (int i = 0; i < 3; i++) {

@@ -6,6 +6,9 @@
 #include "mpi_backend_driver.h"
 
 /* Thresholds that force each algorithm; the small sizes make many segments of little data. */
+#define SMALL                                                                                     \
+    .reduce_ranks = 8, .reduce_slice = 64, .staging = 4096, .tree_max = 512, .chain_segment = 64, \
+    .window = 32
 static const struct {
     const char *name;
     dtr__mpi_tuning tuning;
@@ -13,30 +16,45 @@ static const struct {
     bool free_order; /* else the group is deterministic, which few algorithms serve */
 } variants[] = {
     { "default", { 0 }, false, false },
-    { "segments", { 0, 8, 128, 16 << 10, 0, 99, 0, 256, 2, 0, 0, 1, 64 }, false, false },
-    { "log2 rounds",
-      { 1 << 20, 1, 4096, 1 << 20, 1 << 20, 2, 1 << 20, 4096, 1, 0, 0, 1, 64 },
+    { "segments",
+      { .reduce_ranks = 8,
+        .reduce_slice = 128,
+        .staging = 16 << 10,
+        .gather_ranks = 99,
+        .chain_segment = 256,
+        .window = 2 },
       false,
       false },
-    { "ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 64 }, true, false },
+    { "log2 rounds",
+      { .reduce_direct = 1 << 20,
+        .reduce_ranks = 1,
+        .reduce_slice = 4096,
+        .staging = 1 << 20,
+        .gather_log = 1 << 20,
+        .gather_ranks = 2,
+        .tree_max = 1 << 20,
+        .chain_segment = 4096,
+        .window = 1 },
+      false,
+      false },
+    { "ring", { SMALL, .gather_ranks = 99 }, true, false },
     { "default, free", { 0 }, false, true },
-    { "all to all", { 0, 99, 64, 4096, 0, 99, 512, 64, 32, 1 << 20, 0, 1, 64 }, false, true },
-    { "doubling", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 1 << 20, 1, 64 }, false, true },
+    { "doubling", { SMALL, .gather_ranks = 99, .doubling = 1 << 20 }, false, true },
     { "halves",
-      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 1 << 20, SIZE_MAX },
+      { SMALL, .gather_ranks = 2, .ring = SIZE_MAX, .block = SIZE_MAX, .whole = SIZE_MAX },
       false,
       true },
     { "halves, segments",
-      { 0, 8, 64, 4096, 0, 2, 512, 64, 32, 0, 0, SIZE_MAX, 64, SIZE_MAX },
+      { SMALL, .gather_ranks = 2, .ring = SIZE_MAX, .segment = 64, .block = SIZE_MAX },
       false,
       true },
-    { "blocks round a ring", { 0, 8, 64, 4096, 0, 99, 512, 64, 32, 0, 0, 1, 64 }, false, true },
+    { "blocks round a ring", { SMALL, .gather_ranks = 99, .ring = 1, .segment = 64 }, false, true },
 };
 enum {
     N_VARIANTS = sizeof variants / sizeof variants[0],
     IN_ORDER = 0,
     DEFAULT = 4,
-    DOUBLING = 6,
+    DOUBLING,
     HALVES
 };
 
@@ -507,11 +525,12 @@ static void disagree(dtr__kind kind, size_t count, uint64_t fingerprint, int who
 START_TEST(disagreement) {
     size_t first = th_rank() == 0;
     const int middle = (th_size() + 1) / 2; /* by halves the first to hear of rank 0 */
-    disagree(DTR__K_ALLREDUCE, 40 + first, 0, ALL, DEFAULT);
+    disagree(DTR__K_ALLREDUCE, 40 + first, 0, ALL, IN_ORDER);
+    disagree(DTR__K_ALLREDUCE, 40 + first, 0, 1, DEFAULT);
     disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, ALL, IN_ORDER);
     disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, 1, DOUBLING);
     disagree(DTR__K_ALLREDUCE, 3000 + first, 3000 + first, middle, HALVES);
-    disagree(DTR__K_ALLREDUCE, 40, first, ALL, DEFAULT); /* equal sizes: another operator, say */
+    disagree(DTR__K_ALLREDUCE, 40, first, ALL, IN_ORDER); /* equal sizes: another operator, say */
     disagree(th_rank() == 0 ? DTR__K_ALLREDUCE : DTR__K_BROADCAST, 4, first, 1, DEFAULT);
     disagree(DTR__K_GATHERV, 4, 0, 0, DEFAULT); /* the root expects three of each */
 }
@@ -522,6 +541,7 @@ START_TEST(absent_rank) {
     float in[4] = { 1 }, out[4];
     char text[300] = "";
     driver_open(&d);
+    use_variant(IN_ORDER);
     if (th_rank() != 0) {
         dtr_work w;
         bool done = false;

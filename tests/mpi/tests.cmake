@@ -86,16 +86,16 @@ dtr_add_mpi_run(matrix_largest TARGET test_matrix NPROCS 1 2 3 4 ARGS largest)
 dtr_add_mpi_run(matrix_mpi TARGET test_matrix NPROCS 2 3 4 7 ENVIRONMENT DTR_BACKEND=cpu:mpi)
 # Partial sums in several segments.
 dtr_add_mpi_run(matrix_halves TARGET test_matrix NPROCS 3 4 7
-  ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_segment=64KiB)
+  ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_piece=0,nodes_doubling=0,nodes_block=0,nodes_segment=16KiB)
 dtr_add_mpi_run(matrix_ring TARGET test_matrix NPROCS 4
-  ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_ring=1,nodes_segment=64KiB)
-dtr_add_mpi_run(matrix_doubling TARGET test_matrix NPROCS 3 7 ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_direct=0,nodes_piece=0,nodes_doubling=never)
+  ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_piece=0,nodes_doubling=0,nodes_block=0,nodes_ring=1,nodes_segment=16KiB)
+dtr_add_mpi_run(matrix_doubling TARGET test_matrix NPROCS 3 7 ENVIRONMENT DTR_BACKEND=cpu:mpi DTR_TUNE=nodes_piece=0,nodes_doubling=never)
 # Several nodes out of one host; on hosts of their own the same programs run under the label multihost.
 dtr_add_mpi_test(hier SOURCES mpi/hier.c NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 3 4 ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier)
 dtr_add_mpi_run(matrix_hier TARGET test_matrix NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=3 DTR_BACKEND=cpu:hier)
 dtr_add_mpi_run(matrix_hier_halves TARGET test_matrix NPROCS 7
-  ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier DTR_TUNE=nodes_direct=0,nodes_piece=0,nodes_doubling=0,nodes_segment=64KiB)
+  ENVIRONMENT DTR_NODE_RANKS=2 DTR_BACKEND=cpu:hier DTR_TUNE=nodes_piece=0,nodes_doubling=0,nodes_block=0,nodes_segment=16KiB)
 # Cross-memory attach from the first byte on; where the kernel refuses it the run is one more of the staged way. The
 # control blocks lie at every second rank.
 dtr_add_mpi_run(matrix_cma TARGET test_matrix NPROCS 2 3 7

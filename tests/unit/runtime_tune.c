@@ -1,6 +1,8 @@
 /* Thresholds of the shm backend: files, lists, refusals that name the line, and texts by chance. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/tune.h"
@@ -107,6 +109,25 @@ START_TEST(written_files_are_read) {
 }
 END_TEST
 
+/* A folder of a class without a device is none. */
+START_TEST(fabrics) {
+    char folder[] = "/tmp/dtr-classes-XXXXXX", path[64];
+    static const char *const parts[] = { "net", "infiniband", "infiniband/mlx5_0" };
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    for (int i = 0; i < 3; i++) {
+        ck_assert(!dtr__tune_fabric(folder));
+        snprintf(path, sizeof path, "%s/%s", folder, parts[i]);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+    }
+    ck_assert(dtr__tune_fabric(folder));
+    for (int i = 2; i >= 0; i--) {
+        snprintf(path, sizeof path, "%s/%s", folder, parts[i]);
+        ck_assert_int_eq(rmdir(path), 0);
+    }
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+END_TEST
+
 static uint64_t seed = 88172645463325252u;
 static size_t chance(size_t n) {
     seed ^= seed << 13;
@@ -151,6 +172,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, refusals_name_the_line);
     tcase_add_test(tc, lists);
     tcase_add_test(tc, written_files_are_read);
+    tcase_add_test(tc, fabrics);
     tcase_add_test(tc, texts_by_chance);
     suite_add_tcase(s, tc);
 }

@@ -51,11 +51,10 @@ static bool wants_ring(const dtr_group *group) {
 static dtr__mpi_tuning tuning_of(const dtr_world *world) {
     const uint64_t *value = world->tune.value;
     dtr__mpi_tuning t = dtr__mpi_tuning_default;
-    t.direct = value[DTR__TUNE_NODES_DIRECT];
     t.doubling = value[DTR__TUNE_NODES_DOUBLING];
     t.ring = value[DTR__TUNE_NODES_RING];
     t.segment = value[DTR__TUNE_NODES_SEGMENT];
-    t.block = value[DTR__TUNE_NODES_BLOCK];
+    t.block = t.whole = value[DTR__TUNE_NODES_BLOCK];
     t.piece = value[DTR__TUNE_NODES_PIECE];
     return t;
 }

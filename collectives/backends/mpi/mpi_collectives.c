@@ -13,12 +13,12 @@ const dtr__mpi_tuning dtr__mpi_tuning_default = {
     .tree_max = 64 << 10,
     .chain_segment = 128 << 10,
     .window = 16,
-    .direct = 8 << 10,
     .doubling = 32 << 10,
     .ring = SIZE_MAX,
-    .segment = 128 << 10,
+    .segment = 7 << 10,
     .block = 64 << 10,
     .piece = 60 << 10,
+    .whole = 64 << 10,
 };
 
 static int ahead(const dtr__mpi_build *b, int distance) {

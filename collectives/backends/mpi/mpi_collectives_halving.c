@@ -4,13 +4,12 @@
  * Doubling: ranks at distance 1, 2, 4, ... exchange all they have and add it. Where the ranks are
  * no power of two, some hand their input to a neighbour first and get the result last.
  *
- * Else the data is cut into blocks, one a rank, and a rank counts blocks from its own on: its block
- * i belongs to rank + i. In each round a rank sends sums of `n` blocks from `first` on to the rank
- * `distance` ahead, for which they are those from `first - distance` on, until everybody has the
- * whole sum of its own block, which is a reduce_scatter; the same rounds backwards bring the blocks
- * to all, which is an allgather; one after the other is an allreduce. By halves of what
- * is left that is lg rounds of any number of ranks; round a ring one block a round. Every byte is
- * sent as seldom as can be. Long data goes in segments, of which some are under way at once. */
+ * Else the data is cut into blocks, one a rank. In each round a rank sends sums of some blocks on,
+ * until everybody has the whole sum of its own block, which is a reduce_scatter; the same rounds
+ * backwards bring the blocks to all, which is an allgather; one after the other is an allreduce. By
+ * halves of what is left that is lg rounds of any number of ranks; round a ring one block a round.
+ * Every byte is sent as seldom as can be. Long data goes in segments, of which some are under way
+ * at once. */
 #include "mpi_internal.h"
 
 enum { ALIGN = 64 /* bytes: blocks begin on cache lines */, LANES = 8 };
@@ -123,7 +122,7 @@ typedef struct plan {
     size_t *left;        /* halves: blocks that a rank still has after so many rounds */
     int rounds;          /* of one direction */
     int first, end;      /* those that are made, of both directions */
-    size_t n_segments;
+    size_t segment, n_segments; /* elements: of the data, in a reduce_scatter of each block */
 } plan;
 
 /* A segment under way: so much of every block. */
@@ -138,16 +137,31 @@ typedef struct lane {
     size_t mark, received, sent; /* its transfers */
 } lane;
 
+/* Of sums: n blocks from `upper` on go to the rank ahead, those from `lower` on come from behind.
+ */
 typedef struct exchange {
-    int distance, first, n; /* of the sender; blocks */
+    int ahead, behind, upper, lower, n;
 } exchange;
 
 static exchange exchange_of(const plan *p, int round) {
+    const int rank = p->b->rank, size = p->b->size;
+    const int keeps = p->ring ? 1 : (int)p->left[round + 1];
+    exchange e = { .ahead = (rank + keeps) % size, .behind = (rank - keeps + size) % size };
     if (p->ring) {
-        return (exchange){ .distance = 1, .first = p->b->size - 1 - round, .n = 1 };
+        e.n = 1;
+        e.upper = rank + size - 1 - round;
+        e.lower = e.upper - 1;
+    } else if ((size & (size - 1)) == 0) { /* by pairs, whose halves never go over the end */
+        e.n = keeps;
+        e.ahead = e.behind = rank ^ keeps;
+        e.upper = e.ahead & ~(keeps - 1);
+        e.lower = rank & ~(keeps - 1);
+    } else {
+        e.n = (int)p->left[round] - keeps;
+        e.upper = rank + keeps;
+        e.lower = rank;
     }
-    const int had = (int)p->left[round], keeps = (int)p->left[round + 1];
-    return (exchange){ .distance = keeps, .first = keeps, .n = had - keeps };
+    return e;
 }
 
 /* n blocks from `first` on, which may go over the end: then they are two parts. */
@@ -169,10 +183,7 @@ static void post(const plan *p, lane *l) {
     const dtr__mpi_build *b = p->b;
     const bool back = l->round >= p->rounds;
     const exchange e = exchange_of(p, back ? 2 * p->rounds - 1 - l->round : l->round);
-    const int ahead = (b->rank + e.distance) % b->size;
-    const int behind = (b->rank - e.distance + b->size) % b->size;
-    const parts upper = parts_of(p, l, b->rank + e.first, e.n);
-    const parts lower = parts_of(p, l, b->rank + e.first - e.distance, e.n);
+    const parts upper = parts_of(p, l, e.upper, e.n), lower = parts_of(p, l, e.lower, e.n);
     const parts *take = back ? &upper : &lower, *give = back ? &lower : &upper;
     const char *from = l->round == 0 ? l->in : l->sums;
     char *to = l->stage;
@@ -180,14 +191,14 @@ static void post(const plan *p, lane *l) {
     for (int i = 0; i < 2; i++) {
         if (take->nbytes[i] != 0) {
             dtr__mpi_recv(b->s, back ? l->sums + take->at[i] : to, take->nbytes[i],
-                          back ? ahead : behind);
+                          back ? e.ahead : e.behind);
             to += back ? 0 : take->nbytes[i];
         }
     }
     l->received = dtr__mpi_mark(b->s);
     for (int i = 0; i < 2; i++) {
         if (give->nbytes[i] != 0) {
-            dtr__mpi_send(b->s, from + give->at[i], give->nbytes[i], back ? behind : ahead);
+            dtr__mpi_send(b->s, from + give->at[i], give->nbytes[i], back ? e.behind : e.ahead);
         }
     }
     l->sent = dtr__mpi_mark(b->s);
@@ -197,7 +208,7 @@ static void post(const plan *p, lane *l) {
 static void add(const plan *p, const lane *l) {
     const dtr__mpi_build *b = p->b;
     const exchange e = exchange_of(p, l->round);
-    const parts lower = parts_of(p, l, b->rank + e.first - e.distance, e.n);
+    const parts lower = parts_of(p, l, e.lower, e.n);
     const bool last = l->round + 1 == p->rounds;
     const char *mine = p->ring || l->round == 0 ? l->in : l->sums, *came = l->stage;
     for (int i = 0; i < 2; i++) {
@@ -271,29 +282,30 @@ static void run_lanes(const plan *p, lane *lanes, size_t n_lanes,
     } while (active != 0);
 }
 
-/* The most bytes of a segment. Its blocks bound it, so that messages are short enough for the
- * answers to others not to wait behind them on a slow link, and long enough to be worth their cost;
- * with many ranks, memory does: of an allreduce half of each lane's segment is staged. */
-static size_t segment_bytes(const dtr__mpi_build *b) {
-    enum { FEW = 4 /* ranks: fewer have longer blocks, or a round is one short message */ };
+/* Cuts `count` elements, `n_blocks` times as many of which are all data, into segments. Their
+ * messages are so short that MPI sends them unasked, or the answers would wait behind data on a
+ * slow link; of many ranks the blocks are not shorter for it, as each message has its cost, which
+ * is why little data goes whole, too. Memory bounds it: of an allreduce half of each lane's segment
+ * is staged. */
+static void cut(plan *p, size_t count, size_t n_blocks) {
+    enum { FEW = 16 /* ranks: half of their segment is one message */ };
+    const dtr__mpi_build *b = p->b;
     const dtr__mpi_tuning *t = &b->state->tuning;
-    return min_size((size_t)(b->size < FEW ? FEW : b->size) * t->segment, 2 * t->staging / LANES);
+    const size_t size = (size_t)b->size, unit = ALIGN / b->esize;
+    const size_t nbytes = n_blocks * count * b->esize;
+    const size_t limit =
+        nbytes / size <= t->whole ? nbytes : (size < FEW ? FEW : size) * t->segment;
+    const size_t n = (nbytes - 1) / min_size(limit, 2 * t->staging / LANES) + 1;
+    p->segment = ((count - 1) / n / unit + 1) * unit;
+    p->n_segments = (count - 1) / p->segment + 1;
 }
 
 /* ---- allreduce ---- */
 
-/* Elements of a segment of the data: all but the last have as many, a whole number of lines. */
-static size_t allreduce_segment(const dtr__mpi_build *b, size_t *n) {
-    const size_t count = b->call->in_count, unit = ALIGN / b->esize;
-    *n = (count * b->esize - 1) / segment_bytes(b) + 1;
-    return ((count - 1) / *n / unit + 1) * unit;
-}
-
 static void take_allreduce(const plan *p, lane *l, size_t k) {
     const dtr__mpi_build *b = p->b;
     const size_t size = (size_t)b->size, unit = ALIGN / b->esize;
-    size_t n, segment = allreduce_segment(b, &n), from = k * segment;
-    const size_t count = min_size(segment, b->call->in_count - from);
+    const size_t from = k * p->segment, count = min_size(p->segment, b->call->in_count - from);
     const size_t each = ((count - 1) / size / unit + 1) * unit;
     for (size_t j = 0; j <= size; j++) {
         l->bound[j] = from + min_size(j * each, count);
@@ -310,10 +322,10 @@ static void build_blocks(const dtr__mpi_build *b, bool ring) {
     if (!begin(&p, b, ring, lanes)) {
         return;
     }
-    size_t n, segment = allreduce_segment(b, &n);
-    p.n_segments = n = (b->call->in_count - 1) / segment + 1;
-    const size_t each = ((segment - 1) / size / unit + 1) * unit, n_lanes = min_size(n, LANES);
-    const size_t stage = min_size((ring ? 1 : size / 2) * each, segment) * b->esize;
+    cut(&p, b->call->in_count, 1);
+    const size_t each = ((p.segment - 1) / size / unit + 1) * unit;
+    const size_t n_lanes = min_size(p.n_segments, LANES);
+    const size_t stage = min_size((ring ? 1 : size / 2) * each, p.segment) * b->esize;
     lanes[0].stage = dtr__mpi_stage(b->s, n_lanes * stage);
     if (lanes[0].stage == NULL) {
         return;
@@ -340,23 +352,16 @@ void dtr__mpi_build_partial_sums(const dtr__mpi_build *b) {
 
 /* ---- reduce_scatter, allgather ---- */
 
-/* Elements of a segment of each block: those of all blocks together are a segment. */
-static size_t block_segment(const dtr__mpi_build *b) {
-    const size_t unit = ALIGN / b->esize;
-    return (segment_bytes(b) / (size_t)b->size / ALIGN + 1) * unit;
-}
-
 /* The input as it lies, where one segment is all of it; else a copy of its part. */
 static void take_reduce_scatter(const plan *p, lane *l, size_t k) {
     const dtr__mpi_build *b = p->b;
     const dtr__blocks blocks = dtr__blocks_in(b->call, b->size);
-    const size_t segment = block_segment(b);
     const bool whole = p->n_segments == 1 && !dtr__mpi_prepares(b->call);
     const char *in = b->call->in;
     size_t at = 0;
     for (int j = 0; j < b->size; j++) {
-        const size_t count = dtr__block_count(&blocks, j), from = min_size(k * segment, count);
-        const size_t n = min_size(segment, count - from);
+        const size_t count = dtr__block_count(&blocks, j), from = min_size(k * p->segment, count);
+        const size_t n = min_size(p->segment, count - from);
         const char *part = in + from * b->esize;
         if (j == b->rank) {
             l->own = (char *)b->call->out + from * b->esize;
@@ -376,25 +381,25 @@ static void take_reduce_scatter(const plan *p, lane *l, size_t k) {
 
 void dtr__mpi_build_reduce_scatter_halves(const dtr__mpi_build *b) {
     const dtr__blocks blocks = dtr__blocks_in(b->call, b->size);
-    const size_t segment = block_segment(b);
-    size_t longest = 0, all = 0, half = 0; /* of the first segment */
+    size_t longest = 0, all = 0, half = 0; /* all, half: of the first segment */
     lane lanes[LANES];
     plan p;
-    if (!begin(&p, b, false, lanes)) {
-        return;
-    }
     for (int j = 0; j < b->size; j++) {
-        const size_t count = dtr__block_count(&blocks, j), n = min_size(segment, count);
+        const size_t count = dtr__block_count(&blocks, j);
         longest = count > longest ? count : longest;
-        all += n;
-        half += (j - b->rank + b->size) % b->size < b->size / 2 ? n : 0;
     }
-    if (longest == 0) {
+    if (longest == 0 || !begin(&p, b, false, lanes)) {
         return;
     }
     p.scatters = true;
     p.end = p.rounds;
-    p.n_segments = (longest - 1) / segment + 1;
+    cut(&p, longest, (size_t)b->size);
+    const exchange e = exchange_of(&p, 0);
+    for (int j = 0; j < b->size; j++) {
+        const size_t n = min_size(p.segment, dtr__block_count(&blocks, j));
+        all += n;
+        half += (j - e.lower + b->size) % b->size < e.n ? n : 0;
+    }
     const size_t n_lanes = min_size(p.n_segments, LANES), line = ALIGN / b->esize;
     all = (all / line + 1) * ALIGN;
     half = (half / line + 1) * ALIGN;

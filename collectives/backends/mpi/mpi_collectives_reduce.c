@@ -273,7 +273,7 @@ static void build_collected(const dtr__mpi_build *b) {
 /* Pieces that are neither so small that their number counts nor so large that MPI asks the receiver
  * first: two rounds of some messages then are less than many rounds of few. */
 static bool takes_pieces(const dtr__mpi_build *b) {
-    enum { RANKS = 16, PART = 4 };
+    enum { RANKS = 4, PART = 2 };
     const dtr__mpi_tuning *t = &b->state->tuning;
     const size_t nbytes = b->call->in_count * b->esize, piece = nbytes / (size_t)b->size;
     return b->size <= RANKS && nbytes > t->doubling && piece > t->piece / PART && piece <= t->piece;
@@ -282,18 +282,17 @@ static bool takes_pieces(const dtr__mpi_build *b) {
 void dtr__mpi_build_allreduce(const dtr__mpi_build *b) {
     const dtr__mpi_tuning *t = &b->state->tuning;
     size_t count = b->call->in_count;
-    size_t most = b->free_order ? t->direct : t->reduce_direct;
-    bool direct = count * b->esize <= most / (size_t)b->size;
+    bool direct = !b->free_order && count * b->esize <= t->reduce_direct / (size_t)b->size;
     plan p;
     if (count == 0) {
         return;
     }
-    if (direct && b->size > t->reduce_ranks) {
-        build_collected(b);
+    if (b->free_order && b->size > 1 && !takes_pieces(b)) {
+        dtr__mpi_build_partial_sums(b);
         return;
     }
-    if (!direct && b->free_order && b->size > 1 && !takes_pieces(b)) {
-        dtr__mpi_build_partial_sums(b);
+    if (direct && b->size > t->reduce_ranks) {
+        build_collected(b);
         return;
     }
     if (!begin(&p, b, direct ? KEEP : TO_ALL)) {

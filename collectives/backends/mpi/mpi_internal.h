@@ -39,11 +39,12 @@ typedef struct dtr__mpi_tuning {
     size_t tree_max;      /* broadcast: up to this many bytes down a binomial tree, else a chain */
     size_t chain_segment; /* bytes per message of the chain */
     int window;           /* transfers under way at once where there could be one per rank */
-    /* allreduces whose order is free, of more than reduce_direct, which here is direct: */
-    size_t direct, doubling, ring, segment; /* DTR__TUNE_NODES_... of base/tune.def */
+    /* allreduces whose order is free: */
+    size_t doubling, ring, segment; /* DTR__TUNE_NODES_... of base/tune.def */
     size_t block; /* likewise, of allgathers and reduce_scatters: in log2 rounds from gather_ranks
                      on */
     size_t piece; /* likewise: an allreduce of few ranks is as if its order were not free */
+    size_t whole; /* up to this, divided by the ranks, data is one segment */
 } dtr__mpi_tuning;
 extern const dtr__mpi_tuning dtr__mpi_tuning_default;
 
