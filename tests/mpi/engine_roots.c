@@ -89,8 +89,8 @@ static void refused_on_one_rank(const char *backend) {
     o.backend = backend;
     dtr_group *g = NULL;
     float x = 1, y = 0;
-    char who[64];
-    snprintf(who, sizeof who, "rank %d (world %d)", th_size() - 1, th_size() - 1);
+    char who[64]; /* by rank and world, or where it can be seen by host and process */
+    snprintf(who, sizeof who, "rank %d (", th_size() - 1);
     TH_OK(dtr_group_split(th_group(), 0, 0, &o, &g));
     uint64_t before = dtr_group_seq(g);
     dtr_buffer in = dtr_cpu(&x, 1, DTR_F32), out = dtr_cpu(&y, 1, DTR_F32);
