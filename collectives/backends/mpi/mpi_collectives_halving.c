@@ -137,8 +137,7 @@ typedef struct lane {
     size_t mark, received, sent; /* its transfers */
 } lane;
 
-/* Of sums: n blocks from `upper` on go to the rank ahead, those from `lower` on come from behind.
- */
+/* Of sums: n blocks from `upper` on go ahead, those from `lower` on come from behind. */
 typedef struct exchange {
     int ahead, behind, upper, lower, n;
 } exchange;
