@@ -10,16 +10,6 @@ namespace {
 
 bool inside = false; // what oneCCL itself calls is MPI's
 
-class Entry {
-  public:
-    Entry() {
-        inside = true;
-    }
-    ~Entry() {
-        inside = false;
-    }
-};
-
 const ccl::communicator &world() {
     static ccl::communicator *made = nullptr; // never destroyed: MPI has ended by then
     if (made == nullptr) {
@@ -38,6 +28,14 @@ const ccl::communicator &world() {
         made = new ccl::communicator(ccl::create_communicator(size, rank, store));
     }
     return *made;
+}
+
+// Ends a call of oneCCL, which may itself call MPI meanwhile.
+template <typename Call> int run(Call call) {
+    inside = true;
+    call(world()).wait();
+    inside = false;
+    return MPI_SUCCESS;
 }
 
 bool is_ours(MPI_Comm comm) {
@@ -59,18 +57,32 @@ size_t bytes(int count, MPI_Datatype type) {
     return static_cast<size_t>(count) * static_cast<size_t>(each);
 }
 
+// Two buffers, as oneCCL wants them.
+bool is_plain(const void *in, MPI_Comm comm) {
+    return is_ours(comm) && in != MPI_IN_PLACE;
+}
+
+const uint8_t *from(const void *in) {
+    return static_cast<const uint8_t *>(in);
+}
+
+uint8_t *to(void *out) {
+    return static_cast<uint8_t *>(out);
+}
+
 } // namespace
+
+using World = const ccl::communicator &;
 
 extern "C" int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op,
                              MPI_Comm comm) {
     if (!is_sum(type, op, comm)) {
         return PMPI_Allreduce(in, out, n, type, op, comm);
     }
-    const Entry entry;
-    ccl::allreduce(input(in, out), static_cast<float *>(out), static_cast<size_t>(n),
-                   ccl::reduction::sum, world())
-        .wait();
-    return MPI_SUCCESS;
+    return run([=](World w) {
+        return ccl::allreduce(input(in, out), static_cast<float *>(out), static_cast<size_t>(n),
+                              ccl::reduction::sum, w);
+    });
 }
 
 extern "C" int MPI_Reduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, int root,
@@ -78,55 +90,45 @@ extern "C" int MPI_Reduce(const void *in, void *out, int n, MPI_Datatype type, M
     if (!is_sum(type, op, comm)) {
         return PMPI_Reduce(in, out, n, type, op, root, comm);
     }
-    const Entry entry;
-    ccl::reduce(input(in, out), static_cast<float *>(out), static_cast<size_t>(n),
-                ccl::reduction::sum, root, world())
-        .wait();
-    return MPI_SUCCESS;
+    return run([=](World w) {
+        return ccl::reduce(input(in, out), static_cast<float *>(out), static_cast<size_t>(n),
+                           ccl::reduction::sum, root, w);
+    });
 }
 
 extern "C" int MPI_Reduce_scatter_block(const void *in, void *out, int n, MPI_Datatype type,
                                         MPI_Op op, MPI_Comm comm) {
-    if (!is_sum(type, op, comm) || in == MPI_IN_PLACE) {
+    if (!is_sum(type, op, comm) || !is_plain(in, comm)) {
         return PMPI_Reduce_scatter_block(in, out, n, type, op, comm);
     }
-    const Entry entry;
-    ccl::reduce_scatter(input(in, out), static_cast<float *>(out), static_cast<size_t>(n),
-                        ccl::reduction::sum, world())
-        .wait();
-    return MPI_SUCCESS;
+    return run([=](World w) {
+        return ccl::reduce_scatter(input(in, out), static_cast<float *>(out),
+                                   static_cast<size_t>(n), ccl::reduction::sum, w);
+    });
 }
 
 extern "C" int MPI_Bcast(void *data, int n, MPI_Datatype type, int root, MPI_Comm comm) {
     if (!is_ours(comm)) {
         return PMPI_Bcast(data, n, type, root, comm);
     }
-    const Entry entry;
-    ccl::broadcast(static_cast<uint8_t *>(data), bytes(n, type), root, world()).wait();
-    return MPI_SUCCESS;
+    return run([=](World w) { return ccl::broadcast(to(data), bytes(n, type), root, w); });
 }
 
 extern "C" int MPI_Allgather(const void *in, int n, MPI_Datatype type, void *out, int n_out,
                              MPI_Datatype type_out, MPI_Comm comm) {
-    if (!is_ours(comm) || in == MPI_IN_PLACE) {
+    if (!is_plain(in, comm)) {
         return PMPI_Allgather(in, n, type, out, n_out, type_out, comm);
     }
-    const Entry entry;
-    const std::vector<size_t> each(static_cast<size_t>(world().size()), bytes(n, type));
-    ccl::allgatherv(static_cast<const uint8_t *>(in), each[0], static_cast<uint8_t *>(out), each,
-                    world())
-        .wait();
-    return MPI_SUCCESS;
+    int size = 1;
+    MPI_Comm_size(comm, &size);
+    const std::vector<size_t> each(static_cast<size_t>(size), bytes(n, type));
+    return run([&](World w) { return ccl::allgatherv(from(in), each[0], to(out), each, w); });
 }
 
 extern "C" int MPI_Alltoall(const void *in, int n, MPI_Datatype type, void *out, int n_out,
                             MPI_Datatype type_out, MPI_Comm comm) {
-    if (!is_ours(comm) || in == MPI_IN_PLACE) {
+    if (!is_plain(in, comm)) {
         return PMPI_Alltoall(in, n, type, out, n_out, type_out, comm);
     }
-    const Entry entry;
-    ccl::alltoall(static_cast<const uint8_t *>(in), static_cast<uint8_t *>(out), bytes(n, type),
-                  world())
-        .wait();
-    return MPI_SUCCESS;
+    return run([=](World w) { return ccl::alltoall(from(in), to(out), bytes(n, type), w); });
 }
