@@ -6,6 +6,8 @@ list(APPEND DTR_TEST_ENVIRONMENT
   CK_FORK=no OMPI_MCA_orte_abort_on_non_zero_status=1
   # Tests break groups on purpose, and what they recorded would stay in /tmp.
   DTR_RECORDER_DIR=none
+  # Unbuffered, Python writes the end of a line by itself, and lines of several ranks get mixed.
+  PYTHONUNBUFFERED=
   # Tests ask for more memory than there is and expect a refusal; MPI's own leaks would drown ours (memcheck sees those).
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp:allocator_may_return_null=1:history_size=7)
