@@ -7,15 +7,25 @@
 #include "core/team.h"
 #include "core/work.h"
 
+/* How far a member on another node has come, for who wants to name those that have not: its report
+ * may have given its place to another one's meanwhile. */
+typedef struct dtr__come {
+    _Atomic uint64_t seq;     /* the newest collective that it is known to have entered */
+    _Atomic int64_t asked_ns; /* its node was asked for what it does after that, and answered or
+                               * will not; 0: no */
+    _Atomic bool known;       /* how far was in the answer */
+} dtr__come;
+
 /* What this rank knows of how a group broke, or may be about to. */
 typedef struct dtr__group_failure {
     _Atomic(dtr__error_copy *) reported; /* the error that this rank reports, NULL: none yet */
     _Atomic int status;                  /* with which status; before reported_ns */
     _Atomic int64_t reported_ns;         /* when it had reported it, 0: not yet */
-    _Atomic int failed_peer;  /* world rank + 1 of the member whose failure broke it, 0: none */
-    _Atomic int notified;     /* the other members know that it is broken, or notified this rank */
-    _Atomic int nan_notified; /* they know that this rank gave NaN */
-    _Atomic int64_t ask_ns;   /* evidence of who is missing: not to be looked at again before */
+    _Atomic int failed_peer;   /* world rank + 1 of the member whose failure broke it, 0: none */
+    _Atomic int notified;      /* the other members know that it is broken, or notified this rank */
+    _Atomic int nan_notified;  /* they know that this rank gave NaN */
+    _Atomic int64_t ask_ns;    /* evidence of who is missing: not to be looked at again before */
+    _Atomic(dtr__come *) come; /* [size] NULL: nobody has been asked yet */
     struct {
         uint64_t warned, agreed; /* newest operation reported as slow; collective all agree on */
         int64_t look_ns,

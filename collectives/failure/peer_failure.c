@@ -93,11 +93,13 @@ static void add_doing(const dtr_group *g, int world_rank, const char *entered, c
                       size_t cap) {
     size_t at = strlen(text);
     char name[128], doing[900];
-    if (dtr__peer_doing(g->world, world_rank, doing, sizeof doing)[0] == '\0') {
+    (void)dtr__peer_doing(g->world, world_rank, doing, sizeof doing);
+    if (doing[0] == '\0' && entered[0] == '\0') {
         return;
     }
-    snprintf(text + at, cap - at, ". %s%s: %s%s",
-             dtr__peer_name(g->world, world_rank, name, sizeof name), entered, doing,
+    snprintf(text + at, cap - at, ". %s%s%s%s%s",
+             dtr__peer_name(g->world, world_rank, name, sizeof name), entered,
+             doing[0] != '\0' ? ": " : "", doing,
              is_opposite(g->world, world_rank, g)
                  ? " (opposite order: this rank has not entered that one)"
                  : "");
@@ -106,9 +108,15 @@ static void add_doing(const dtr_group *g, int world_rank, const char *entered, c
 /* How many operations of the group it would have to call to be where `w` is; 0: it is there, or
  * that is not known. */
 static uint64_t behind(const dtr_group *g, int member, const dtr_work *w, int64_t issued_ns) {
+    const dtr__come *all = atomic_load(&g->failure->come);
     uint64_t seq = 0;
     bool known = member != g->rank &&
                  dtr__peer_entered(g->world, g->world_ranks[member], g->uid, issued_ns, &seq);
+    if (all != NULL && atomic_load(&all[member].known)) {
+        const uint64_t before = atomic_load(&all[member].seq);
+        seq = known && seq > before ? seq : before;
+        known = true;
+    }
     return known && seq < w->seq ? w->seq - seq : 0;
 }
 
@@ -126,16 +134,45 @@ static int64_t issued(const dtr_group *g, const dtr_work *w) {
     return at;
 }
 
+/* NULL: no memory; then reports serve as long as they have places. */
+static dtr__come *come_of(const dtr_group *g, int member) {
+    dtr__come *all = atomic_load(&g->failure->come), *none = NULL;
+    if (all == NULL) {
+        all = calloc((size_t)g->size, sizeof *all);
+        if (all != NULL && !atomic_compare_exchange_strong(&g->failure->come, &none, all)) {
+            free(all);
+            all = none;
+        }
+    }
+    return all != NULL ? &all[member] : NULL;
+}
+
 /* An old report that says it has come is enough. */
 static bool ask(const dtr_group *g, int member, const dtr_work *w, int64_t since_ns) {
     const int r = g->world_ranks[member];
-    uint64_t seq = 0;
-    if (g->world->node_of[r] == g->world->node ||
-        (!dtr__kind_is_p2p(w->call.kind) && dtr__peer_entered(g->world, r, g->uid, 0, &seq) &&
-         seq >= w->seq)) {
+    if (g->world->node_of[r] == g->world->node) {
         return true;
     }
-    return dtr__control_ask(g->world, r, since_ns);
+    dtr__come *its = dtr__kind_is_p2p(w->call.kind) ? NULL : come_of(g, member);
+    if (its == NULL) {
+        return dtr__control_ask(g->world, r, since_ns);
+    }
+    uint64_t seq = 0;
+    if (dtr__peer_entered(g->world, r, g->uid, 0, &seq) && seq > atomic_load(&its->seq)) {
+        atomic_store(&its->seq, seq);
+    }
+    if (atomic_load(&its->seq) >= w->seq || atomic_load(&its->asked_ns) >= since_ns) {
+        return true;
+    }
+    if (!dtr__control_ask(g->world, r, since_ns)) {
+        return false;
+    }
+    if (dtr__peer_entered(g->world, r, g->uid, since_ns, &seq)) {
+        atomic_store(&its->seq, seq);
+        atomic_store(&its->known, true);
+    }
+    atomic_store(&its->asked_ns, since_ns);
+    return true;
 }
 
 bool dtr__ask_missing(const dtr_group *g, const dtr_work *w, int64_t since_ns) {

@@ -85,6 +85,7 @@ void dtr__group_strip(dtr_group *group) {
     free(group->backends.asked);
     free(group->backends.chosen);
     free(atomic_exchange(&group->release.others, NULL));
+    free(atomic_exchange(&group->failure->come, NULL));
     dtr__error_copy_free(group->error);
     dtr__error_copy_free(atomic_exchange(&group->failure->reported, NULL));
     group->world_ranks = NULL;

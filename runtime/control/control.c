@@ -76,16 +76,12 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
     c->boards = calloc(local, sizeof *c->boards);
     c->read = calloc(2 * local, sizeof *c->read);
     c->asked = c->read != NULL ? c->read + local : NULL;
-    c->asked_ns = calloc(n, sizeof *c->asked_ns);
+    c->sent = calloc(local * dtr__board_n_wants(world->size), sizeof *c->sent);
     c->sent_votes = calloc(local * DTR__VOTE_ENTRIES, sizeof *c->sent_votes);
     c->node = calloc((size_t)world->node_count, sizeof *c->node);
-    c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
-    c->known = calloc(n, sizeof *c->known);
-    c->refused = calloc(2 * n, sizeof *c->refused);
-    c->gone = c->refused != NULL ? c->refused + n : NULL;
+    c->notes = calloc(n, sizeof *c->notes);
     if (c->offer == NULL || c->received == NULL || c->boards == NULL || c->read == NULL ||
-        c->asked_ns == NULL || c->sent_votes == NULL || c->node == NULL || c->suspect_ns == NULL ||
-        c->known == NULL || c->refused == NULL) {
+        c->sent == NULL || c->sent_votes == NULL || c->node == NULL || c->notes == NULL) {
         return false;
     }
     for (int r = world->size - 1; r >= 0; r--) {
@@ -192,6 +188,7 @@ dtr_status dtr__control_open(dtr_world *world) {
     dtr__control *c = calloc(1, sizeof *c);
     if (c != NULL) {
         c->epoll = c->wake = -1;
+        pthread_mutex_init(&c->lock, NULL);
         world->control.plane = c;
         prepare(world, c, &mine, why, sizeof why);
     }
@@ -236,13 +233,12 @@ void dtr__control_close(dtr_world *world) {
     free(c->received);
     free((void *)c->boards);
     free(c->read);
-    free(c->asked_ns);
+    free(c->sent);
     free(c->question);
     free(c->sent_votes);
     free(c->node);
-    free(c->suspect_ns);
-    free(c->known);
-    free(c->refused);
+    free(c->notes);
+    pthread_mutex_destroy(&c->lock);
     free(c);
     world->control.plane = NULL;
 }

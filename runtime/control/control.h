@@ -70,27 +70,40 @@ bool dtr__control_ask(const dtr_world *world, int world_rank, int64_t since_ns);
 /* Host and process of any rank; false: not known. */
 bool dtr__control_where(const dtr_world *world, int world_rank, const char **host, uint32_t *pid);
 
-/* ---- what a report is made from and kept in (control/report.c) ---- */
+/* ---- control/report.c ---- */
 /* False where the rank, of this node, cannot be seen. */
 bool dtr__rank_report_make(const dtr_world *world, int world_rank, dtr__rank_report *d);
 
-/* One per rank of a node, in zeroed memory that the node shares: written by its owner only. */
+/* ---- what reports are kept in (control/board.c) ---- */
+/* One per rank of a node, in zeroed memory that the node shares: written by its owner only. It has
+ * places for so many ranks, or for all where the world has fewer: */
+enum { DTR__BOARD_REPORTS = 4096, DTR__BOARD_WANTS = 1024, DTR__BOARD_TEXTS = 1024 };
+#define DTR__ANSWER_NS INT64_C(1000000000) /* after so long a question is in vain */
+
+typedef struct dtr__want {
+    int64_t ns;   /* a report is wanted that is made later than this; 0: none */
+    int64_t rank; /* of the world */
+} dtr__want;
+
 typedef struct dtr__board dtr__board;
 size_t dtr__board_bytes(int n_ranks, int n_nodes);
 void dtr__board_init(dtr__board *b, int n_ranks, int n_nodes);
 void dtr__board_put(dtr__board *b, int world_rank, const dtr__rank_report *d);
+/* False: none has come, or that of another rank has its place. */
 bool dtr__board_get(const dtr__board *b, int world_rank, dtr__rank_report *d);
-/* The first counts. */
-void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, const char *text);
-/* NULL: none. */
-const char *dtr__board_failure(const dtr__board *b, int world_rank, dtr_status *status);
-uint32_t dtr__board_failures(const dtr__board *b); /* how many */
-/* What the owner's own threads want: a report of the rank that is made later than this. */
-void dtr__board_want(dtr__board *b, int world_rank, int64_t ns);
-int64_t dtr__board_wanted(const dtr__board *b, int world_rank); /* 0: nothing */
-uint32_t dtr__board_wants(const dtr__board *b);                 /* how many times */
 /* When the owner has last received anything from that node; 0: never. */
 void dtr__board_put_received(dtr__board *b, int node, int64_t ns);
 int64_t dtr__board_received(const dtr__board *b, int node);
+/* Once for each rank. */
+void dtr__board_put_failure(dtr__board *b, int world_rank, dtr_status status, const char *text);
+uint32_t dtr__board_failures(const dtr__board *b); /* how many */
+/* The i-th. NULL: the text of so many is not kept. */
+const char *dtr__board_failure(const dtr__board *b, uint32_t i, int *world_rank,
+                               dtr_status *status);
+/* What the owner's own threads want, one of them at a time. */
+size_t dtr__board_n_wants(int n_ranks); /* places; a rank has the one of its number modulo that */
+void dtr__board_want(dtr__board *b, int world_rank, int64_t ns);
+dtr__want dtr__board_wanted(const dtr__board *b, size_t place);
+uint32_t dtr__board_wants(const dtr__board *b); /* how many times */
 
 #endif /* DTR_RT_CONTROL_H */

@@ -8,8 +8,6 @@
 
 #include "control_internal.h"
 
-#define ANSWER_NS (1000 * MS) /* after so long a question is in vain */
-
 /* ---- any thread ---- */
 
 /* The newest message of any connection of this host with that node. */
@@ -31,9 +29,15 @@ static bool is_silent(const dtr_world *world, int world_rank) {
                2 * dtr__control_silent_ns(world->control.plane);
 }
 
+/* What this rank last wanted of that one, or of another whose question has its place. */
+static dtr__want wanted(const dtr_world *world, int world_rank) {
+    const size_t n = dtr__board_n_wants(world->size);
+    return dtr__board_wanted(world->control.plane->board, (size_t)world_rank % n);
+}
+
 /* Longer than a question may take, without the time in which this process was stopped. */
 static bool is_in_vain(int64_t wanted_ns) {
-    return dtr__now_ns() - wanted_ns - dtr__hidden_since(wanted_ns) > ANSWER_NS;
+    return dtr__now_ns() - wanted_ns - dtr__hidden_since(wanted_ns) > DTR__ANSWER_NS;
 }
 
 bool dtr__control_aged(const dtr_world *world, const dtr__rank_report *d) {
@@ -42,39 +46,73 @@ bool dtr__control_aged(const dtr_world *world, const dtr__rank_report *d) {
 }
 
 bool dtr__control_old(const dtr_world *world, const dtr__rank_report *d) {
-    const int64_t wanted_ns = dtr__board_wanted(world->control.plane->board, d->rank);
-    const bool missed = wanted_ns > d->fresh_ns && d->seen_ns <= wanted_ns + ANSWER_NS;
-    return is_silent(world, d->rank) || (missed && is_in_vain(wanted_ns));
+    const dtr__want want = wanted(world, d->rank);
+    const bool missed =
+        want.rank == d->rank && want.ns > d->fresh_ns && d->seen_ns <= want.ns + DTR__ANSWER_NS;
+    return is_silent(world, d->rank) || (missed && is_in_vain(want.ns));
+}
+
+/* It has been answered, or was in vain: its place may be taken. */
+static bool is_over(const dtr_world *world, const dtr__want *want) {
+    dtr__rank_report d;
+    return want->ns == 0 || is_in_vain(want->ns) ||
+           (dtr__control_report_of(world, (int)want->rank, &d) && d.fresh_ns >= want->ns);
+}
+
+/* Whether the newest question is in vain. One is put unless another rank's is in its place. */
+static bool ask(const dtr_world *world, int world_rank, int64_t since_ns) {
+    dtr__control *c = world->control.plane;
+    pthread_mutex_lock(&c->lock);
+    const dtr__want want = wanted(world, world_rank);
+    const bool own = want.rank == world_rank && want.ns >= since_ns;
+    const bool put = !own && (want.rank == world_rank || is_over(world, &want));
+    if (put) {
+        dtr__board_want(c->board, world_rank, dtr__now_ns());
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (put) {
+        dtr__control_wake(world);
+    }
+    return own && is_in_vain(want.ns);
 }
 
 bool dtr__control_ask(const dtr_world *world, int world_rank, int64_t since_ns) {
-    dtr__control *c = world->control.plane;
     dtr__rank_report d;
     if (!dtr__control_serves(world) || world->node_of[world_rank] == world->node ||
         dtr__rank_failed(world, world_rank) || is_silent(world, world_rank) ||
         (dtr__control_report_of(world, world_rank, &d) && d.fresh_ns >= since_ns)) {
         return true;
     }
-    const int64_t wanted_ns = dtr__board_wanted(c->board, world_rank);
-    if (wanted_ns >= since_ns) {
-        return is_in_vain(wanted_ns);
-    }
-    dtr__board_want(c->board, world_rank, dtr__now_ns());
-    dtr__control_wake(world);
-    return false;
+    return ask(world, world_rank, since_ns);
 }
 
 /* ---- the watchdog thread: asking ---- */
 
+/* Some rank of this node has had it asked. */
+static bool is_sent(const dtr_world *world, const dtr__control *c, size_t place,
+                    const dtr__want *want) {
+    const size_t n = dtr__board_n_wants(world->size);
+    bool sent = false;
+    for (int i = 0; i < world->local_size && !sent; i++) {
+        const dtr__want *s = &c->sent[(size_t)i * n + place];
+        sent = s->rank == want->rank && s->ns >= want->ns;
+    }
+    return sent;
+}
+
 /* What one board wants and has not been asked for. False: some has no connection to be asked over,
  * or only one that says nothing: a stopped process does not read it. */
-static bool send_wanted(const dtr_world *world, dtr__control *c, const dtr__board *b, int64_t now) {
+static bool send_wanted(const dtr_world *world, dtr__control *c, int at, const dtr__board *b,
+                        int64_t now) {
+    const size_t n = dtr__board_n_wants(world->size);
     bool sent_all = true;
-    for (int r = 0; r < world->size; r++) {
-        const int64_t wanted_ns = dtr__board_wanted(b, r);
-        if (wanted_ns <= c->asked_ns[r] || now - wanted_ns > ANSWER_NS) {
+    for (size_t place = 0; place < n; place++) {
+        const dtr__want want = dtr__board_wanted(b, place);
+        if (want.ns == 0 || now - want.ns > DTR__ANSWER_NS || want.rank < 0 ||
+            want.rank >= world->size || is_sent(world, c, place, &want)) {
             continue;
         }
+        const int r = (int)want.rank;
         dtr__link *l = dtr__control_way(world, c, r, -1);
         if (l == NULL) {
             sent_all = false;
@@ -84,7 +122,7 @@ static bool send_wanted(const dtr_world *world, dtr__control *c, const dtr__boar
                                     .rank = r,
                                     .from = world->rank,
                                     .hops = dtr__control_hops(world) };
-        c->asked_ns[r] = ask.asked_ns;
+        c->sent[(size_t)at * n + place] = (dtr__want){ .ns = ask.asked_ns, .rank = r };
         dtr__link_send(l, DTR__WIRE_ASK, &ask, sizeof ask);
     }
     return sent_all;
@@ -96,9 +134,9 @@ void dtr__control_send_asks(const dtr_world *world, dtr__control *c, int64_t now
         const dtr__board *b = i == world->local_rank ? c->board : c->boards[i];
         const uint32_t wants = b != NULL && c->links != NULL ? dtr__board_wants(b) : c->asked[i];
         if (wants != c->asked[i] || (again && b != NULL)) {
-            c->ask_until_ns = wants != c->asked[i] ? now + ANSWER_NS : c->ask_until_ns;
+            c->ask_until_ns = wants != c->asked[i] ? now + DTR__ANSWER_NS : c->ask_until_ns;
             c->asked[i] = wants;
-            sent_all = send_wanted(world, c, b, now) && sent_all;
+            sent_all = send_wanted(world, c, i, b, now) && sent_all;
         }
     }
     c->ask_until_ns = sent_all ? 0 : c->ask_until_ns;

@@ -29,18 +29,19 @@ bool dtr__control_is_listening(const dtr__link *l) {
 void dtr__control_dial_failed(dtr_world *world, const dtr__link *l, int code, int64_t now) {
     dtr__control *c = world->control.plane;
     node *n = &c->node[world->node_of[l->rank]];
-    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&c->known[l->rank]);
+    rank_notes *has = &c->notes[l->rank];
+    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&has->known);
     const bool refused = code == ECONNREFUSED && l->connecting;
     snprintf(n->why, sizeof n->why, "%.60s", code != 0 ? strerror(code) : "refused by a stranger");
     n->call = NULL;
-    n->dial_ns = now + (c->suspect_ns[l->rank] != 0 ? 0 : 200 * MS);
+    n->dial_ns = now + (has->suspect_ns != 0 ? 0 : 200 * MS);
     if (is_own_want(code)) {
         n->dial_ns = now + 200 * MS;
-        c->suspect_ns[l->rank] = c->suspect_ns[l->rank] != 0 ? now : 0;
+        has->suspect_ns = has->suspect_ns != 0 ? now : 0;
         return;
     }
-    if (dtr__control_is_listening(l) && code == ETIME && c->suspect_ns[l->rank] != 0) {
-        c->suspect_ns[l->rank] = now; /* it is there: stopped, or without descriptors */
+    if (dtr__control_is_listening(l) && code == ETIME && has->suspect_ns != 0) {
+        has->suspect_ns = now; /* it is there: stopped, or without descriptors */
     }
     n->n_tried++;
     n->n_refused += refused;
@@ -72,11 +73,12 @@ static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr 
     const dtr__control *c = world->control.plane;
     const offer *to = &c->offer[rank];
     const location *at = dtr__control_place(world, rank);
-    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&c->known[rank]);
+    const rank_notes *has = &c->notes[rank];
+    const bool known = !IN6_IS_ADDR_UNSPECIFIED(&has->known);
     const bool here = dtr__control_same_machine(world, rank);
     *port = to->port[0];
     if (known && i == 0) {
-        *address = c->known[rank];
+        *address = has->known;
         for (int k = 0; k < at->n_addresses && k < ADDRESSES; k++) {
             *port = memcmp(address, &at->address[k], sizeof *address) == 0 ? to->port[k] : *port;
         }
@@ -111,17 +113,18 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
     struct in6_addr address;
     uint16_t port = 0;
     int rank = rank_at(world, at, n->turn);
-    bool worth = rank >= 0 && !c->gone[rank] && !dtr__rank_failed(world, rank) && !c->refused[rank];
+    rank_notes *has = rank >= 0 ? &c->notes[rank] : NULL;
+    bool worth = has != NULL && !has->gone && !dtr__rank_failed(world, rank) && !has->refused;
     if (!worth || !address_of(world, rank, n->address, &address, &port)) {
-        if (rank >= 0) {
-            c->refused[rank] |= worth && n->refuses;
+        if (has != NULL) {
+            has->refused |= worth && n->refuses;
         }
         dtr__control_forget_tries(n);
         n->turn = (n->turn + 1) % n->n_ranks;
         if (n->turn == 0) { /* all have been tried */
             n->dial_ns = now + 500 * MS;
             for (int r = n->lowest; r < world->size; r++) {
-                c->refused[r] &= world->node_of[r] != at || c->suspect_ns[r] != 0;
+                c->notes[r].refused &= world->node_of[r] != at || c->notes[r].suspect_ns != 0;
             }
         }
         return;
@@ -139,7 +142,7 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
 
 static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
     for (int r = c->node[at].lowest; c->node[at].n_suspects > 0 && r < world->size; r++) {
-        if (world->node_of[r] == at && c->suspect_ns[r] != 0 && !c->refused[r]) {
+        if (world->node_of[r] == at && c->notes[r].suspect_ns != 0 && !c->notes[r].refused) {
             return true;
         }
     }

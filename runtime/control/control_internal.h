@@ -50,6 +50,15 @@ typedef struct introduction {
     offer offer;
 } introduction;
 
+/* What has become of a rank of another node. */
+typedef struct rank_notes {
+    struct in6_addr known; /* where its port has been reached; all 0: nowhere yet */
+    int64_t suspect_ns;    /* its connection ended without LEAVE; 0: no */
+    uint32_t lost;         /* it has failed: its place on the board + 1; 0: no */
+    bool refused;          /* its port refuses */
+    bool gone;             /* it has left in order */
+} rank_notes;
+
 typedef struct node {
     dtr__link *link;        /* with one of its ranks, the newest; NULL: none */
     dtr__link *call;        /* being dialed */
@@ -74,7 +83,8 @@ typedef struct fact_list {
     int n_sums;
 } fact_list;
 
-/* All of it but `board`, `ended` and `serves` is constant or belongs to the watchdog thread. */
+/* All of it but `board`, `lock`, `ended` and `serves` is constant or belongs to the watchdog
+ * thread. */
 struct dtr__control {
     offer *offer;           /* [world size] */
     location *place;        /* as many as there are different ones */
@@ -102,17 +112,15 @@ struct dtr__control {
     dtr__board **boards;     /* [local size], NULL: not to be seen */
     uint32_t *read;          /* [local size] failures of that board that have been passed on */
     uint32_t *asked;         /* [local size] wants of that board that have been passed on */
-    int64_t *asked_ns;       /* [world size] the newest question that has been sent; 0: none */
+    dtr__want *sent;         /* [local size][places] of which, and when */
+    pthread_mutex_t lock;    /* of the wants on `board`: any thread has some */
     int64_t ask_until_ns;    /* there was no connection for one of them; 0: there was */
     dtr__wire_ask *question; /* of this round [n_questions] */
     size_t n_questions, cap_questions;
     dtr__link *links;
-    int n_links, turn;      /* turn: of the nodes that get a report */
-    node *node;             /* [node count] */
-    int64_t *suspect_ns;    /* [world size] its connection ended without LEAVE; 0: no */
-    bool *refused;          /* [world size] and its port refuses */
-    struct in6_addr *known; /* [world size] where its port has been reached; all 0: nowhere yet */
-    bool *gone;             /* [world size] it has left in order */
+    int n_links, turn; /* turn: of the nodes that get a report */
+    node *node;        /* [node count] */
+    rank_notes *notes; /* [world size] memory is taken where there is something to note */
     int n_suspects;
     dtr__control_rank_failed rank_failed; /* of the round that is being made */
 };

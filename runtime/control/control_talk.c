@@ -27,13 +27,14 @@ static void count_out(const dtr_world *world, int rank, bool first) {
  * passed it on then. */
 static void lose(dtr_world *world, int rank, dtr_status status, const char *text, bool own) {
     dtr__control *c = world->control.plane;
-    dtr_status before;
-    if (dtr__board_failure(c->board, rank, &before) != NULL || atomic_load(&c->ended)) {
+    rank_notes *has = &c->notes[rank];
+    if (has->lost != 0 || atomic_load(&c->ended)) {
         return;
     }
     dtr__board_put_failure(c->board, rank, status, text);
+    has->lost = dtr__board_failures(c->board);
     dtr__facts_add_failure(c, rank, own);
-    count_out(world, rank, !c->gone[rank]);
+    count_out(world, rank, !has->gone);
     if (!dtr__rank_failed(world, rank)) {
         c->rank_failed(world, rank, status, text);
     }
@@ -41,10 +42,11 @@ static void lose(dtr_world *world, int rank, dtr_status status, const char *text
 
 static void clear_suspicion(const dtr_world *world, int rank) {
     dtr__control *c = world->control.plane;
-    c->n_suspects -= c->suspect_ns[rank] != 0;
-    c->node[world->node_of[rank]].n_suspects -= c->suspect_ns[rank] != 0;
-    c->suspect_ns[rank] = 0;
-    c->refused[rank] = false;
+    rank_notes *has = &c->notes[rank];
+    c->n_suspects -= has->suspect_ns != 0;
+    c->node[world->node_of[rank]].n_suspects -= has->suspect_ns != 0;
+    has->suspect_ns = 0;
+    has->refused = false;
 }
 
 /* Its node has not reported what became of it. */
@@ -75,7 +77,7 @@ static void lose_node(dtr_world *world, int n, const char *why) {
     char text[DTR__RANK_FAILURE_TEXT];
     for (int r = 0; r < world->size; r++) {
         const char *host = dtr__control_place(world, r)->host;
-        if (world->node_of[r] == n && !c->gone[r]) {
+        if (world->node_of[r] == n && !c->notes[r].gone) {
             snprintf(text, sizeof text,
                      "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
                      "%g s (%s)",
@@ -115,18 +117,29 @@ void dtr__control_report_dump(dtr_world *world, const char *cause) {
     }
 }
 
+/* As another rank of this node has noted it. */
+static void lose_as_noted(dtr_world *world, const dtr__board *b, uint32_t i) {
+    char text[DTR__RANK_FAILURE_TEXT], name[128];
+    dtr_status status;
+    int r;
+    const char *noted = dtr__board_failure(b, i, &r, &status);
+    if (r < 0 || r >= world->size || world->node_of[r] == world->node) {
+        return;
+    }
+    if (noted == NULL) {
+        snprintf(text, sizeof text, "%s has failed, as %u ranks before it",
+                 dtr__peer_name(world, r, name, sizeof name), i);
+    }
+    lose(world, r, status, noted != NULL ? noted : text, false);
+}
+
 /* What other ranks of this node have received. */
 static void read_boards(dtr_world *world, dtr__control *c) {
     for (int i = 0; i < world->local_size; i++) {
         uint32_t failures = c->boards[i] != NULL ? dtr__board_failures(c->boards[i]) : 0;
-        for (int r = 0; failures != c->read[i] && r < world->size; r++) {
-            dtr_status status;
-            const char *text = dtr__board_failure(c->boards[i], r, &status);
-            if (text != NULL && world->node_of[r] != world->node) {
-                lose(world, r, status, text, false);
-            }
+        for (; c->read[i] < failures; c->read[i]++) {
+            lose_as_noted(world, c->boards[i], c->read[i]);
         }
-        c->read[i] = failures;
     }
 }
 
@@ -178,7 +191,7 @@ static void note_address(const dtr_world *world, dtr__control *c, const dtr__lin
         offered = memcmp(&o->address[i], &l->address, sizeof l->address) == 0;
     }
     if (offered) {
-        c->known[l->rank] = l->address;
+        c->notes[l->rank].known = l->address;
     }
 }
 
@@ -231,10 +244,10 @@ static void take_leave(const dtr_world *world, dtr__link *l, const void *data, s
     if (nbytes == sizeof how) {
         memcpy(&how, data, sizeof how);
         l->left = true;
-        if (how != DTR__LEAVE_SWITCH && !c->gone[l->rank]) {
-            dtr_status s;
-            c->gone[l->rank] = true;
-            count_out(world, l->rank, dtr__board_failure(c->board, l->rank, &s) == NULL);
+        rank_notes *has = &c->notes[l->rank];
+        if (how != DTR__LEAVE_SWITCH && !has->gone) {
+            has->gone = true;
+            count_out(world, l->rank, has->lost == 0);
         }
         if (how == DTR__LEAVE_WORLD) {
             atomic_store(&c->ended, true);
@@ -301,8 +314,11 @@ static void link_ended(dtr_world *world, dtr__link *l, int64_t now) {
         if (n->link == NULL) {
             lose_node(world, world->node_of[l->rank], strerror(l->failure));
         }
-    } else if (c->suspect_ns[l->rank] == 0) {
-        c->suspect_ns[l->rank] = now;
+        return;
+    }
+    rank_notes *has = &c->notes[l->rank];
+    if (has->suspect_ns == 0) {
+        has->suspect_ns = now;
         c->n_suspects++;
         n->n_suspects++;
     }
@@ -358,19 +374,20 @@ static void handle_events(dtr_world *world, dtr__control *c) {
 /* A suspect whose port refuses is dead: at once where nobody else could say more. */
 static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
     for (int r = 0; r < world->size && c->n_suspects > 0; r++) {
-        if (c->suspect_ns[r] == 0) {
+        const rank_notes *has = &c->notes[r];
+        if (has->suspect_ns == 0) {
             continue;
         }
         const node *n = &c->node[world->node_of[r]];
-        bool waited = n->n_ranks == 1 || now - c->suspect_ns[r] > DETAILS_NS;
-        if (dtr__rank_failed(world, r) || c->gone[r] || atomic_load(&c->ended)) {
+        bool waited = n->n_ranks == 1 || now - has->suspect_ns > DETAILS_NS;
+        if (dtr__rank_failed(world, r) || has->gone || atomic_load(&c->ended)) {
             if (dtr__rank_failed(world, r)) {
                 lose(world, r, dtr__rank_failure_status(world, r), dtr__rank_failure(world, r),
                      false);
             }
             clear_suspicion(world, r);
-        } else if ((c->refused[r] && waited) ||
-                   ((double)(now - c->suspect_ns[r]) * 1e-9 > c->silence_s &&
+        } else if ((has->refused && waited) ||
+                   ((double)(now - has->suspect_ns) * 1e-9 > c->silence_s &&
                     !(dtr__control_is_listening(n->call) && n->call->rank == r))) {
             lose_suspect(world, r, now);
             clear_suspicion(world, r);
@@ -399,15 +416,15 @@ static void leave_out_stop(const dtr_world *world, dtr__control *c, int64_t now)
     if (ns == 0) {
         return;
     }
-    for (int r = 0; r < world->size; r++) {
-        c->suspect_ns[r] += c->suspect_ns[r] != 0 ? ns : 0;
+    for (int r = 0; c->n_suspects > 0 && r < world->size; r++) {
+        c->notes[r].suspect_ns += c->notes[r].suspect_ns != 0 ? ns : 0;
+    }
+    for (int at = 0; at < world->node_count; at++) {
+        c->node[at].first_ns += c->node[at].first_ns != 0 ? ns : 0;
     }
     for (dtr__link *l = c->links; l != NULL; l = l->next) {
         l->since_ns += ns;
         l->received_ns += ns;
-    }
-    for (int at = 0; at < world->node_count; at++) {
-        c->node[at].first_ns += c->node[at].first_ns != 0 ? ns : 0;
     }
     c->received_ns += c->received_ns != 0 ? ns : 0;
 }

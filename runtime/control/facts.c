@@ -89,8 +89,11 @@ bool dtr__facts_add_dump(dtr__control *c, const char *cause) {
 /* ---- sending ---- */
 
 static void send_failure(const dtr_world *world, dtr__link *l, const fact *f) {
+    const dtr__control *c = world->control.plane;
+    const uint32_t lost = c->notes[f->rank].lost;
+    int rank = f->rank;
     dtr_status s = DTR_OK;
-    const char *text = dtr__board_failure(world->control.plane->board, f->rank, &s);
+    const char *text = lost != 0 ? dtr__board_failure(c->board, lost - 1, &rank, &s) : NULL;
     dtr__wire_rank_failure d = { .rank = f->rank, .own = f->own };
     d.status = (int32_t)(text != NULL ? s : dtr__rank_failure_status(world, f->rank));
     snprintf(d.text, sizeof d.text, "%s", text != NULL ? text : dtr__rank_failure(world, f->rank));

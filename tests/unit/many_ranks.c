@@ -194,21 +194,19 @@ static void suspect(int n) {
     w.control.plane = c;
     c->alone = true;
     c->node = calloc((size_t)w.node_count, sizeof *c->node);
-    c->suspect_ns = calloc((size_t)n, sizeof *c->suspect_ns);
-    c->refused = calloc((size_t)n, sizeof *c->refused);
-    ck_assert(c->node != NULL && c->suspect_ns != NULL && c->refused != NULL);
+    c->notes = calloc((size_t)n, sizeof *c->notes);
+    ck_assert(c->node != NULL && c->notes != NULL);
     for (int at = 0; at < w.node_count; at++) {
         c->node[at].link = link;
         c->node[at].n_ranks = LOCAL;
         c->node[at].lowest = at * LOCAL;
     }
-    c->suspect_ns[0] = 1;
-    c->refused[0] = true;
+    c->notes[0].suspect_ns = 1;
+    c->notes[0].refused = true;
     c->n_suspects = c->node[0].n_suspects = 1;
     dtr__control_dial_nodes(&w, c, 0);
     ck_assert_ptr_null(c->node[0].call);
-    free(c->refused);
-    free(c->suspect_ns);
+    free(c->notes);
     free(c->node);
     free(link);
     free(c);

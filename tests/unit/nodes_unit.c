@@ -223,11 +223,9 @@ static void make_node(int i) {
     c->node = calloc(n, sizeof *c->node);
     c->offer = net.offer;
     c->place = &net.place;
-    c->suspect_ns = calloc(n, sizeof *c->suspect_ns);
-    c->asked_ns = calloc(n, sizeof *c->asked_ns);
-    c->known = calloc(n, sizeof *c->known);
-    c->refused = calloc(2 * n, sizeof *c->refused);
-    c->gone = c->refused + n;
+    c->notes = calloc(n, sizeof *c->notes);
+    c->sent = calloc(n, sizeof *c->sent);
+    pthread_mutex_init(&c->lock, NULL);
     c->read = p->read;
     c->asked = p->read + 1;
     c->sent_votes = p->sent_votes;
@@ -239,8 +237,7 @@ static void make_node(int i) {
     /* Mapped, so that it takes the memory that is touched. */
     c->board = mmap(NULL, dtr__board_bytes(net.n, net.n), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    ck_assert(p->lost && c->node && c->suspect_ns && c->asked_ns && c->known && c->refused &&
-              c->board != MAP_FAILED);
+    ck_assert(p->lost && c->node && c->notes && c->sent && c->board != MAP_FAILED);
     dtr__board_init(c->board, net.n, net.n);
     for (int k = 0; k < net.n; k++) {
         c->node[k].n_ranks = 1;
@@ -265,10 +262,9 @@ static void free_node(pretended *p) {
     free(vs);
     free(p->lost);
     free(c->node);
-    free(c->suspect_ns);
-    free(c->asked_ns);
-    free(c->known);
-    free(c->refused);
+    free(c->notes);
+    free(c->sent);
+    pthread_mutex_destroy(&c->lock);
     munmap(c->board, dtr__board_bytes(net.n, net.n));
     free(c->question);
 }

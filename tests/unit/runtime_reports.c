@@ -8,30 +8,32 @@
 #include <unistd.h>
 
 #include "control/control_internal.h"
+#include "failure/failure.h"
+#include "failure/peer_failure.h"
 #include "unit.h"
 
-enum { NODES = 100, UID = 7, LATE = 68, FAR = 70 }; /* a neighbour on the ring, and none */
+enum { NODES = 100, UID = 7, LATE = 68 /* a neighbour on the ring */ };
+enum { RANKS_MOST = 5000, SEQ = 10 }; /* more than there are places for; round the nodes in turn */
 static const int64_t PERIOD_NS = 20 * MS;
 
 static struct {
     dtr_world world;
     dtr__control plane;
     node node[NODES];
-    offer offer[NODES];
+    offer offer[RANKS_MOST];
     location place;
-    int node_of[NODES], local_rank_of[NODES], local_world[1];
-    int64_t suspect_ns[NODES], asked_ns[NODES];
-    struct in6_addr known[NODES];
-    bool refused[2 * NODES];
+    int node_of[RANKS_MOST], local_rank_of[RANKS_MOST], local_world[1];
+    rank_notes notes[RANKS_MOST];
+    dtr__want sent[DTR__BOARD_WANTS];
     uint32_t read[2];
     uint64_t sent_votes[DTR__VOTE_ENTRIES];
     dtr__board *boards[1];
-    int far[NODES];   /* the other end, -1: none */
-    bool mute[NODES]; /* it sends nothing */
-    bool answers;     /* nodes do */
-    int asks[NODES];  /* questions that have come to it, the newest one: */
-    dtr__wire_ask asked[NODES];
-    uint64_t seq[NODES]; /* what its rank has entered */
+    int far[NODES];       /* the other end, -1: none */
+    bool mute[NODES];     /* it sends nothing */
+    bool answers;         /* nodes do */
+    int asks[RANKS_MOST]; /* questions for it that have come, the newest one: */
+    dtr__wire_ask asked[RANKS_MOST];
+    uint64_t seq[RANKS_MOST]; /* what it has entered */
     int64_t beat_ns;
 } t;
 
@@ -40,10 +42,10 @@ static void no_failure(dtr_world *world, int rank, dtr_status s, const char *tex
     ck_abort_msg("rank %d counts as failed (%d): %s", rank, (int)s, text);
 }
 
-static void begin(void) {
+static void begin_with(int ranks) {
     memset(&t, 0, sizeof t);
     dtr__control *c = &t.plane;
-    t.world = (dtr_world){ .size = NODES, .local_size = 1, .node_count = NODES };
+    t.world = (dtr_world){ .size = ranks, .local_size = 1, .node_count = NODES };
     t.world.node_of = t.node_of;
     t.world.local_rank_of = t.local_rank_of;
     t.world.local_world = t.local_world;
@@ -51,11 +53,9 @@ static void begin(void) {
     c->node = t.node;
     c->offer = t.offer;
     c->place = &t.place;
-    c->suspect_ns = t.suspect_ns;
-    c->asked_ns = t.asked_ns;
-    c->known = t.known;
-    c->refused = t.refused;
-    c->gone = t.refused + NODES;
+    c->notes = t.notes;
+    c->sent = t.sent;
+    pthread_mutex_init(&c->lock, NULL);
     c->read = t.read;
     c->asked = t.read + 1;
     c->sent_votes = t.sent_votes;
@@ -64,9 +64,9 @@ static void begin(void) {
     c->silence_s = 60;
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     c->wake = -1;
-    c->board = calloc(1, dtr__board_bytes(NODES, NODES));
+    c->board = calloc(1, dtr__board_bytes(ranks, NODES));
     ck_assert(c->epoll >= 0 && c->board != NULL);
-    dtr__board_init(c->board, NODES, NODES);
+    dtr__board_init(c->board, ranks, NODES);
     for (int i = 1; i < NODES; i++) {
         int ends[2];
         dtr__link *l = calloc(1, sizeof *l);
@@ -77,12 +77,23 @@ static void begin(void) {
         struct epoll_event e = { .events = EPOLLIN, .data.ptr = l };
         ck_assert_int_eq(epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &e), 0);
         (void)dtr__control_add_link(c, l);
-        t.node_of[i] = i;
-        t.node[i] = (node){ .link = l, .met = true, .n_ranks = 1, .lowest = i };
+        t.node[i] = (node){ .link = l, .met = true, .n_ranks = ranks / NODES, .lowest = i };
         t.far[i] = ends[1];
+    }
+    for (int r = 0; r < ranks; r++) {
+        t.node_of[r] = r % NODES;
+        t.local_rank_of[r] = r / NODES;
     }
     t.node[0] = (node){ .n_ranks = 1 };
     t.far[0] = -1;
+}
+
+static void begin(void) {
+    begin_with(NODES);
+}
+
+static void begin_many(void) {
+    begin_with(RANKS_MOST);
 }
 
 static void end(void) {
@@ -92,6 +103,7 @@ static void end(void) {
         free(t.node[i].link->out);
         free(t.node[i].link);
     }
+    pthread_mutex_destroy(&t.plane.lock);
     close(t.plane.epoll);
     free(t.plane.board);
     free(t.plane.question);
@@ -105,34 +117,37 @@ static void say(int from, dtr__wire_kind kind, const void *data, size_t nbytes) 
     ck_assert(nbytes == 0 || send(t.far[from], data, nbytes, MSG_NOSIGNAL) == (ssize_t)nbytes);
 }
 
+static dtr__rank_report report(int rank, int64_t asked_ns) {
+    dtr__rank_report d = { .rank = rank, .n_groups = 1, .fresh_ns = asked_ns };
+    d.group[0].uid = UID;
+    d.group[0].seq = t.seq[rank];
+    snprintf(d.doing, sizeof d.doing, "it has entered %llu", (unsigned long long)t.seq[rank]);
+    return d;
+}
+
 /* `asked_ns`: the question that it answers, 0: none. */
 static void say_report(int from, int64_t asked_ns) {
-    dtr__wire_report m = { .to = 0 };
-    dtr__rank_report *d = &m.report;
-    d->rank = from;
-    d->n_groups = 1;
-    d->fresh_ns = asked_ns;
-    d->group[0].uid = UID;
-    d->group[0].seq = t.seq[from];
-    snprintf(d->doing, sizeof d->doing, "it has entered %llu", (unsigned long long)t.seq[from]);
-    say(from, DTR__WIRE_REPORT, &m, sizeof m);
+    const dtr__wire_report m = { .to = 0, .report = report(from, asked_ns) };
+    say(t.node_of[from], DTR__WIRE_REPORT, &m, sizeof m);
 }
 
 /* What the library has sent to a node: everything begins with a head and is read whole. */
 static void hear(int at) {
-    char text[1 << 16];
+    static char text[1 << 20];
     ssize_t n = recv(t.far[at], text, sizeof text, 0);
     for (ssize_t i = 0; i + (ssize_t)sizeof(dtr__wire_head) <= n;) {
         dtr__wire_head head;
         memcpy(&head, text + i, sizeof head);
         i += (ssize_t)sizeof head;
         if (head.kind == DTR__WIRE_ASK) {
-            ck_assert_uint_eq(head.nbytes, sizeof(dtr__wire_ask));
-            memcpy(&t.asked[at], text + i, sizeof t.asked[at]);
-            ck_assert_int_eq(t.asked[at].rank, at);
-            t.asks[at]++;
+            dtr__wire_ask ask;
+            ck_assert_uint_eq(head.nbytes, sizeof ask);
+            memcpy(&ask, text + i, sizeof ask);
+            ck_assert(ask.rank > 0 && ask.rank < t.world.size && t.node_of[ask.rank] == at);
+            t.asked[ask.rank] = ask;
+            t.asks[ask.rank]++;
             if (t.answers) {
-                say_report(at, t.asked[at].asked_ns);
+                say_report(ask.rank, ask.asked_ns);
             }
         }
         i += (ssize_t)head.nbytes;
@@ -160,7 +175,7 @@ static void live(int64_t ns) {
 
 static int n_asks(void) {
     int n = 0;
-    for (int i = 0; i < NODES; i++) {
+    for (int i = 0; i < t.world.size; i++) {
         n += t.asks[i];
     }
     return n;
@@ -275,9 +290,132 @@ START_TEST(CP2_asked_in_vain) {
 }
 END_TEST
 
+/* ---- more ranks than places ---- */
+
+static uint64_t seen(int rank) {
+    dtr__rank_report d;
+    return dtr__board_get(t.plane.board, rank, &d) ? d.group[0].seq : 0;
+}
+
+static void put(int rank, uint64_t seq, int64_t asked_ns) {
+    t.seq[rank] = seq;
+    const dtr__rank_report d = report(rank, asked_ns);
+    dtr__board_put(t.plane.board, rank, &d);
+}
+
+/* Two ranks whose numbers differ by the places: the newest report has theirs, an answer for a
+ * second. */
+START_TEST(CP2_reports_share_places) {
+    enum { ONE = 7, OTHER = ONE + DTR__BOARD_REPORTS, LONG_AGO_MS = 1100 };
+    put(ONE, 4, 0);
+    ck_assert(seen(ONE) == 4 && seen(OTHER) == 0);
+    put(OTHER, 5, 0);
+    ck_assert(seen(ONE) == 0 && seen(OTHER) == 5);
+    put(ONE, 6, dtr__now_ns());
+    put(OTHER, 7, 0);
+    ck_assert(seen(ONE) == 6 && seen(OTHER) == 0);
+    put(OTHER, 8, dtr__now_ns());
+    ck_assert(seen(ONE) == 0 && seen(OTHER) == 8);
+    put(OTHER, 9, dtr__now_ns() - LONG_AGO_MS * MS);
+    put(ONE, 10, 0);
+    ck_assert(seen(ONE) == 10 && seen(OTHER) == 0);
+}
+END_TEST
+
+START_TEST(CP2_failures_are_many) {
+    int rank;
+    dtr_status status;
+    for (int r = RANKS_MOST - 1; r >= 0; r--) {
+        char text[40];
+        snprintf(text, sizeof text, "rank %d is lost", r);
+        dtr__board_put_failure(t.plane.board, r, r % 2 ? DTR_ERR_REMOTE : DTR_ERR_TIMEOUT, text);
+    }
+    ck_assert_uint_eq(dtr__board_failures(t.plane.board), RANKS_MOST);
+    for (int i = 0; i < RANKS_MOST; i++) {
+        char expected[40];
+        const char *text = dtr__board_failure(t.plane.board, (uint32_t)i, &rank, &status);
+        snprintf(expected, sizeof expected, "rank %d is lost", rank);
+        ck_assert(rank == RANKS_MOST - 1 - i &&
+                  status == (rank % 2 ? DTR_ERR_REMOTE : DTR_ERR_TIMEOUT));
+        ck_assert(i < DTR__BOARD_TEXTS ? strcmp(text, expected) == 0 : text == NULL);
+    }
+}
+END_TEST
+
+/* Two whose questions share a place: the second is asked once the first has answered, at once. */
+START_TEST(CP2_questions_share_places) {
+    enum { ONE = 7, OTHER = ONE + DTR__BOARD_WANTS };
+    live(0);
+    const int64_t since_ns = dtr__now_ns();
+    ck_assert(!dtr__control_ask(&t.world, ONE, since_ns));
+    ck_assert(!dtr__control_ask(&t.world, OTHER, since_ns));
+    live(2 * PERIOD_NS);
+    ck_assert(t.asks[ONE] == 1 && t.asks[OTHER] == 0);
+    say_report(ONE, t.asked[ONE].asked_ns);
+    live(0);
+    ck_assert(!dtr__control_ask(&t.world, OTHER, since_ns));
+    live(2 * PERIOD_NS);
+    ck_assert(t.asks[ONE] == 1 && t.asks[OTHER] == 1);
+}
+END_TEST
+
+/* What a board takes does not grow with the ranks but for their failures, 8 bytes each. */
+START_TEST(CP2_boards_do_not_grow) {
+    const size_t most = dtr__board_bytes(DTR__BOARD_REPORTS, NODES);
+    ck_assert_uint_le(most, 10 << 20);
+    ck_assert_uint_eq(dtr__board_bytes(20 * DTR__BOARD_REPORTS, NODES) - most,
+                      8 * 19 * DTR__BOARD_REPORTS);
+}
+END_TEST
+
+/* Everybody at once, and two that have not come share a place: both are named, nobody else is, and
+ * each has been asked once. */
+START_TEST(CP2_who_has_not_come_of_many) {
+    enum { ONE = 7, OTHER = ONE + DTR__BOARD_REPORTS };
+    static int world_ranks[RANKS_MOST];
+    dtr__group_failure failure = { 0 };
+    dtr_group g = { .world = &t.world, .size = RANKS_MOST, .uid = UID, .failure = &failure };
+    dtr_work w = { .world = &t.world, .group = &g, .seq = SEQ };
+    char text[1400], name[2][64];
+    w.call.kind = DTR__K_ALLREDUCE;
+    g.world_ranks = world_ranks;
+    t.answers = true;
+    for (int r = 0; r < RANKS_MOST; r++) {
+        world_ranks[r] = r;
+        t.seq[r] = SEQ - (r == ONE || r == OTHER);
+    }
+    live(0);
+    const int64_t since_ns = dtr__now_ns();
+    while (!dtr__ask_missing(&g, &w, since_ns)) {
+        ck_assert_int_lt(dtr__now_ns() - since_ns, 60000 * MS);
+        live(0);
+    }
+    for (int r = 0; r < RANKS_MOST; r++) {
+        ck_assert_int_eq(t.asks[r], r % NODES == 0 ? 0 : 1);
+    }
+    (void)dtr__name_missing(&g, &w, text, sizeof text);
+    snprintf(name[0], sizeof name[0], "rank %d (host , pid 0) has not entered", ONE);
+    snprintf(name[1], sizeof name[1], "rank %d (host , pid 0) has not entered", OTHER);
+    const char *first = strstr(text, name[0]), *second = strstr(text, name[1]);
+    ck_assert_msg(first != NULL && second != NULL, "%s", text);
+    const char *rest = second + strlen(name[1]);
+    ck_assert_msg(strstr(rest, "has not entered") == NULL && strstr(rest, "more") == NULL, "%s",
+                  text);
+    free(atomic_load(&failure.come));
+}
+END_TEST
+
 static void make(Suite *s) {
-    TCase *tc = tcase_create("reports");
+    TCase *tc = tcase_create("reports"), *many = tcase_create("many");
     tcase_set_timeout(tc, 120);
+    tcase_set_timeout(many, 120);
+    tcase_add_checked_fixture(many, begin_many, end);
+    tcase_add_test(many, CP2_reports_share_places);
+    tcase_add_test(many, CP2_failures_are_many);
+    tcase_add_test(many, CP2_boards_do_not_grow);
+    tcase_add_test(many, CP2_questions_share_places);
+    tcase_add_test(many, CP2_who_has_not_come_of_many);
+    suite_add_tcase(s, many);
     tcase_add_checked_fixture(tc, begin, end);
     tcase_add_test(tc, CP2_old_is_not_silent);
     tcase_add_test(tc, CP2_asks_one);

@@ -104,12 +104,15 @@ static int hier_score(const dtr_group *g, const dtr__call *call, const char **wh
 /* ---- state ---- */
 
 static bool take_memory(const dtr_group *g, dtr__hier_state *s) {
+    s->nodes = s->mpi->nodes;
+    s->home = s->nodes->of[g->rank];
+    s->local = s->nodes->place[g->rank];
     bool all = true;
     for (int l = 0; l < DTR__HIER_LANES; l++) {
         dtr_group *sub = &s->lane[l].group;
-        sub->comm = MPI_COMM_NULL;
-        sub->world_ranks = calloc((size_t)g->size, sizeof *sub->world_ranks);
-        sub->reported_ranks = calloc((size_t)g->size, sizeof *sub->reported_ranks);
+        sub->size = l == DTR__HIER_INTRA ? s->nodes->count[s->home] : s->nodes->n;
+        sub->world_ranks = calloc((size_t)sub->size, sizeof *sub->world_ranks);
+        sub->reported_ranks = calloc((size_t)sub->size, sizeof *sub->reported_ranks);
         all = all && sub->world_ranks != NULL && sub->reported_ranks != NULL;
     }
     return all;
@@ -127,7 +130,6 @@ static void describe_lane(const dtr_group *g, dtr__hier_state *s, dtr__hier_name
     sub->backends.channel = g->uid ^ (uint64_t)(1 + name) << 62;
     sub->rank = intra ? s->local : s->home;
     memcpy(sub->name, g->name, sizeof sub->name);
-    sub->size = intra ? nodes->count[s->home] : nodes->n;
     for (int i = 0; i < sub->size && (intra || dtr__hier_has_inter(s)); i++) {
         const int at = intra ? nodes->first[s->home] + i : nodes->first[i] + s->local;
         sub->reported_ranks[i] = nodes->member[at];
@@ -213,17 +215,26 @@ static void hier_close(dtr_group *g, void *opaque) {
     free(s);
 }
 
-static dtr_status hier_open(dtr_group *g, void **state) {
+static dtr__hier_state *new_state(void) {
     dtr__hier_state *s = calloc(1, sizeof *s);
+    for (int l = 0; s != NULL && l < DTR__HIER_LANES; l++) {
+        s->lane[l].group.comm = MPI_COMM_NULL;
+    }
+    return s;
+}
+
+static dtr_status hier_open(dtr_group *g, void **state) {
+    dtr__hier_state *s = new_state();
     void *mpi = NULL;
-    bool all_there = s != NULL && take_memory(g, s) && dtr__backend_mpi.open(g, &mpi) == DTR_OK;
+    bool all_there = s != NULL && dtr__backend_mpi.open(g, &mpi) == DTR_OK;
+    if (all_there) {
+        s->mpi = mpi;
+        all_there = take_memory(g, s);
+    }
     dtr_status status = all_there
                             ? DTR_OK
                             : DTR_FAIL(NULL, DTR_ERR_NOMEM,
                                        "no memory for the hier backend of group '%s'", g->name);
-    if (s != NULL) {
-        s->mpi = mpi;
-    }
     status = dtr__agree_status(dtr__members_of_group(g), status, "opening backend hier");
     if (status < 0) {
         if (s != NULL) {
@@ -231,9 +242,6 @@ static dtr_status hier_open(dtr_group *g, void **state) {
         }
         return status;
     }
-    s->nodes = s->mpi->nodes;
-    s->home = s->nodes->of[g->rank];
-    s->local = s->nodes->place[g->rank];
     describe_lane(g, s, DTR__HIER_INTRA);
     describe_lane(g, s, DTR__HIER_INTER);
     status = open_lanes(g, s);

@@ -19,38 +19,40 @@ enum {
     SCATTER_MOST = 64 << 10
 };
 
-/* Nodes of the world by number: which one of the group each of them is, plus one; 0: none yet. */
-static int *numbers_new(const dtr_group *group) {
-    int highest = 0;
-    for (int i = 0; i < group->size; i++) {
-        const int node = group->world->node_of[group->world_ranks[i]];
-        highest = node > highest ? node : highest;
-    }
-    return calloc((size_t)highest + 1, sizeof(int));
+static int node_of(const dtr_group *group, int member) {
+    return group->world->node_of[group->world_ranks[member]];
 }
 
-bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
-    size_t size = (size_t)group->size;
-    dtr__mpi_nodes *nodes = calloc(1, sizeof *nodes + 5 * size * sizeof *nodes->of);
-    int *number = numbers_new(group);
-    if (nodes == NULL || number == NULL) {
-        free(nodes);
-        free(number);
-        return false;
+/* Nodes of the world by number: which one of the group each of them is, plus one; 0: none. Of the
+ * group there are `*n`. */
+static int *numbers_new(const dtr_group *group, int *n) {
+    int highest = 0;
+    for (int i = 0; i < group->size; i++) {
+        highest = node_of(group, i) > highest ? node_of(group, i) : highest;
     }
+    int *number = calloc((size_t)highest + 1, sizeof *number);
+    *n = 0;
+    for (int i = 0; i < group->size && number != NULL; i++) {
+        int *known = &number[node_of(group, i)];
+        *known = *known == 0 ? ++*n : *known;
+    }
+    return number;
+}
+
+/* Who is where, in `nodes` of `n` nodes. */
+static void number_members(const dtr_group *group, const int *number, int n,
+                           dtr__mpi_nodes *nodes) {
+    const size_t size = (size_t)group->size;
+    nodes->n = n;
     nodes->of = (int *)(nodes + 1);
     nodes->place = nodes->of + size;
-    nodes->first = nodes->place + size;
-    nodes->count = nodes->first + size;
-    nodes->member = nodes->count + size;
-    const int *node_of = group->world->node_of, *ranks = group->world_ranks;
+    nodes->member = nodes->place + size;
+    nodes->first = nodes->member + size;
+    nodes->count = nodes->first + n;
     for (int i = 0; i < group->size; i++) {
-        int *known = &number[node_of[ranks[i]]];
-        *known = *known == 0 ? ++nodes->n : *known;
-        nodes->of[i] = *known - 1;
+        nodes->of[i] = number[node_of(group, i)] - 1;
         nodes->place[i] = nodes->count[nodes->of[i]]++;
     }
-    free(number);
     nodes->least = nodes->count[0];
     for (int d = 1; d < nodes->n; d++) {
         nodes->first[d] = nodes->first[d - 1] + nodes->count[d - 1];
@@ -62,12 +64,23 @@ bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
         nodes->member[at] = i;
         nodes->contiguous = nodes->contiguous && at == i;
     }
-    if (nodes->n == 1 || nodes->n == group->size) { /* a tree over nodes gains nothing */
-        free(nodes);
-        nodes = NULL;
+}
+
+bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
+    int n = 0, *number = numbers_new(group, &n);
+    const bool helps = n > 1 && n < group->size; /* else a tree over nodes gains nothing */
+    dtr__mpi_nodes *nodes = NULL;
+    if (helps) {
+        nodes = calloc(1, sizeof *nodes +
+                              (3 * (size_t)group->size + 2 * (size_t)n) * sizeof *nodes->of);
     }
+    if (nodes != NULL) {
+        number_members(group, number, n, nodes);
+    }
+    const bool done = number != NULL && (nodes != NULL || !helps);
+    free(number);
     *result = nodes;
-    return true;
+    return done;
 }
 
 /* Elements of a rank, where `most` bytes are the limit of the root. */
