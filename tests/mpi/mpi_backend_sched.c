@@ -6,9 +6,7 @@
 #include "mpi_backend_driver.h"
 
 /* Thresholds that force each algorithm; the small sizes make many segments of little data. */
-#define SMALL                                                                                     \
-    .reduce_ranks = 8, .reduce_slice = 64, .staging = 4096, .tree_max = 512, .chain_segment = 64, \
-    .window = 32
+#define SMALL .reduce_ranks = 8, .staging = 4096, .message = 64, .window = 32
 static const struct {
     const char *name;
     dtr__mpi_tuning tuning;
@@ -17,23 +15,16 @@ static const struct {
 } variants[] = {
     { "default", { 0 }, false, false },
     { "segments",
-      { .reduce_ranks = 8,
-        .reduce_slice = 128,
-        .staging = 16 << 10,
-        .gather_ranks = 99,
-        .chain_segment = 256,
-        .window = 2 },
+      { .reduce_ranks = 8, .staging = 16 << 10, .gather_ranks = 99, .message = 128, .window = 2 },
       false,
       false },
     { "log2 rounds",
       { .reduce_direct = 1 << 20,
         .reduce_ranks = 1,
-        .reduce_slice = 4096,
         .staging = 1 << 20,
         .gather_log = 1 << 20,
         .gather_ranks = 2,
-        .tree_max = 1 << 20,
-        .chain_segment = 4096,
+        .message = 4096,
         .window = 1 },
       false,
       false },
@@ -369,7 +360,7 @@ START_TEST(large) {
                                        DTR__K_ALLTOALL, DTR__K_ALLTOALLV };
     driver_open(&d);
     for (size_t slice = 16 << 10; slice <= 64 << 10; slice *= 4) {
-        d.state->tuning.reduce_slice = slice;
+        d.state->tuning.message = slice;
         d.state->tuning.segment = slice / 4;
         d.group.asked.deterministic = true;
         reduce_pair(DTR_F32, DTR_SUM, 60007, 0);

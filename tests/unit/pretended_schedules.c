@@ -144,7 +144,7 @@ static void play_all(bool down, const char *what) {
 
 typedef struct variant {
     const char *name;
-    size_t doubling, ring, segment, staging; /* staging 0: as usual */
+    size_t doubling, ring, segment, staging, message; /* the last two: 0: as usual */
 } variant;
 
 static const variant variants[] = {
@@ -176,6 +176,9 @@ static void build(const dtr__mpi_build *b) {
     case DTR__K_REDUCE:
         dtr__mpi_build_reduce(b);
         break;
+    case DTR__K_BROADCAST:
+        dtr__mpi_build_broadcast(b);
+        break;
     case DTR__K_GATHER:
         dtr__mpi_build_gather(b);
         break;
@@ -198,6 +201,8 @@ static void count_elements(dtr__call *c, int rank, size_t count, size_t *blocks)
         c->in_count = blocks[rank];
         c->out_count = all;
         c->out_counts = blocks;
+    } else if (c->kind == DTR__K_BROADCAST) {
+        c->root = n_players / 2;
     } else if (c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER) {
         c->root = n_players / 2;
         c->out_count = rank != c->root            ? 0
@@ -250,6 +255,9 @@ static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size
     if (kind == DTR__K_GATHER) {
         return value((int)i, 0); /* of one element */
     }
+    if (kind == DTR__K_BROADCAST) {
+        return value(n_players / 2, i);
+    }
     for (int r = 0; r < rank && kind == DTR__K_REDUCE_SCATTERV; r++) {
         i += blocks[r];
     }
@@ -272,6 +280,10 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
     state.tuning.ring = v->ring;
     state.tuning.segment = v->segment;
     state.tuning.staging = v->staging != 0 ? v->staging : state.tuning.staging;
+    if (v->message != 0) {
+        state.tuning.message = v->message;
+        state.tuning.reduce_direct = 0;
+    }
     for (int r = 0; r < n; r++) {
         blocks[r] = block_of(r, count);
     }
@@ -391,9 +403,52 @@ START_TEST(roots) {
     free(state.nodes);
     state.nodes = NULL;
     for (size_t count = 1; count < 1000; count += 150) {
-        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_AVG, 13, count, false), lg(13));
-        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_PREMUL_SUM, 16, count, true), 4);
+        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_AVG, 13, count, false), 2);
+        ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_PREMUL_SUM, 16, count, true), 2);
     }
+}
+END_TEST
+
+/* ---- all of the data along a tree or a chain ---- */
+
+/* Each place but the root's is below its parent, who is one hop nearer to the root. */
+START_TEST(trees) {
+    for (int n = 1; n < 600; n++) {
+        for (int at = 0; at < n; at++) {
+            const dtr__mpi_tree_place p = dtr__mpi_tree_place_of(at, n);
+            size_t hops = 0;
+            ck_assert(p.n == 1 + p.n_below[0] + p.n_below[1] && (p.parent < 0) == (at == 0));
+            for (int i = 0; i < p.n_children; i++) {
+                const dtr__mpi_tree_place child = dtr__mpi_tree_place_of(p.child[i], n);
+                ck_assert(child.parent == at && child.n == p.n_below[i]);
+                ck_assert(p.child[i] == (i == 0 ? at + 1 : p.child[0] + p.n_below[0]));
+            }
+            for (int up = p.parent; up >= 0; up = dtr__mpi_tree_place_of(up, n).parent) {
+                hops++;
+            }
+            ck_assert_uint_le(hops, lg(n));
+        }
+    }
+}
+END_TEST
+
+/* Segments of one, of few and of many, in memory that does not grow with the data. COL7 COL10 */
+START_TEST(whole) {
+    static const dtr_op ops[] = { DTR_SUM, DTR_AVG, DTR_PREMUL_SUM };
+    enum { MESSAGE = 64, STAGING = 4 << 10, ELEMENTS = MESSAGE / (int)sizeof(double) };
+    const variant v = { "whole", 0, SIZE_MAX, 64, STAGING, MESSAGE };
+    for (int i = 0; i < N_SIZES * N_COUNTS; i++) {
+        const size_t count = counts[i % N_COUNTS], segments = (count - 1) / ELEMENTS + 1;
+        const int n = sizes[i / N_COUNTS];
+        for (int k = 0; k < 3; k++) {
+            ck_assert_uint_le(run(&v, DTR__K_REDUCE, ops[k], n, count, k == 0), 2 * segments);
+            ck_assert_uint_le(staged, 2 * STAGING + 4096);
+        }
+        const size_t most = run(&v, DTR__K_BROADCAST, DTR_SUM, n, count, true);
+        const bool chain = segments > 1 && segments + 2 * lg(n) + 2 >= (size_t)n;
+        ck_assert_uint_eq(most, chain || n == 2 ? segments : 2 * segments);
+    }
+    (void)run(&v, DTR__K_BROADCAST, DTR_SUM, 5, 0, true);
 }
 END_TEST
 
@@ -419,6 +474,8 @@ static void make(Suite *suite) {
     tcase_add_test(tc, messages);
     tcase_add_test(tc, memory);
     tcase_add_test(tc, roots);
+    tcase_add_test(tc, trees);
+    tcase_add_test(tc, whole);
     tcase_add_test(tc, slices);
     suite_add_tcase(suite, tc);
 }

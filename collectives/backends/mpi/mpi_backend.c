@@ -54,6 +54,7 @@ static dtr__mpi_tuning tuning_of(const dtr_world *world) {
     t.doubling = value[DTR__TUNE_NODES_DOUBLING];
     t.ring = value[DTR__TUNE_NODES_RING];
     t.segment = value[DTR__TUNE_NODES_SEGMENT];
+    t.message = 8 * t.segment; /* as in segments of up to 16 ranks */
     t.block = t.whole = value[DTR__TUNE_NODES_BLOCK];
     t.piece = value[DTR__TUNE_NODES_PIECE];
     return t;

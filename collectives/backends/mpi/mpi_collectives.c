@@ -1,4 +1,4 @@
-/* Movement: broadcast, allgather(v), gather(v), scatter(v), alltoall(v) and the barrier. Data is
+/* Movement: allgather(v), gather(v), scatter(v), alltoall(v) and the barrier. Data is
  * received straight into the caller's buffers; staging serves small log2-round forms and the
  * in-place alltoall(v) only. */
 #include "mpi_internal.h"
@@ -6,12 +6,10 @@
 const dtr__mpi_tuning dtr__mpi_tuning_default = {
     .reduce_direct = 128 << 10,
     .reduce_ranks = 8,
-    .reduce_slice = 256 << 10,
     .staging = 8 << 20,
     .gather_log = 32 << 10,
     .gather_ranks = 5,
-    .tree_max = 64 << 10,
-    .chain_segment = 128 << 10,
+    .message = 56 << 10,
     .window = 16,
     .doubling = 32 << 10,
     .ring = SIZE_MAX,
@@ -23,6 +21,10 @@ const dtr__mpi_tuning dtr__mpi_tuning_default = {
 
 static int ahead(const dtr__mpi_build *b, int distance) {
     return (b->rank + distance) % b->size;
+}
+
+static size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
 }
 
 static int behind(const dtr__mpi_build *b, int distance) {
@@ -52,62 +54,46 @@ static void window_next(const dtr__mpi_build *b, window *w) {
     w->mark[w->count++ % w->width] = dtr__mpi_mark(b->s);
 }
 
-/* ---- broadcast ---- */
+/* What a rank exchanges with one or two others. */
+typedef struct trade {
+    void *take;
+    const void *give;
+    size_t n_take, n_give; /* bytes */
+    int from, to;          /* -1: nobody */
+    char *stage;           /* what is given goes out from here: a slot for each of the window */
+} trade;
 
-static void broadcast_tree(const dtr__mpi_build *b, char *data, size_t nbytes) {
-    int me = (b->rank - b->call->root + b->size) % b->size, mask = 1;
-    while (mask < b->size && (me & mask) == 0) {
-        mask <<= 1;
-    }
-    if (me != 0) {
-        dtr__mpi_recv(b->s, data, nbytes, (me - mask + b->call->root) % b->size);
-        dtr__mpi_wait_all(b->s);
-    }
-    for (mask >>= 1; mask > 0; mask >>= 1) {
-        if (me + mask < b->size) {
-            dtr__mpi_send(b->s, data, nbytes, (me + mask + b->call->root) % b->size);
-        }
-    }
-    dtr__mpi_wait_all(b->s);
+/* Bytes of a message: so short that MPI sends it unasked, or where so many ranks may send to one
+ * that is late, as long as the staging memory allows. */
+static size_t message_of(const dtr__mpi_build *b) {
+    enum { MANY = 64 };
+    const size_t most = b->size > MANY ? b->state->tuning.staging / 4 : b->state->tuning.message;
+    return most > 0 ? most : 1;
 }
 
-/* Every rank passes segment after segment on to the next: each byte crosses each link once. */
-static void broadcast_chain(const dtr__mpi_build *b, char *data, size_t nbytes) {
-    int me = (b->rank - b->call->root + b->size) % b->size;
-    size_t segment = b->size == 2 ? nbytes : b->state->tuning.chain_segment;
-    size_t n = (nbytes - 1) / segment + 1, received = 0;
-    window sends = window_of(b);
-    size_t posted[WINDOW_MAX] = { 0 }, depth = sends.width;
-    for (size_t k = 0; k < n; k++) {
-        for (; me != 0 && received < n && received < k + depth; received++) {
-            size_t at = received * segment, left = nbytes - at;
-            posted[received % depth] = dtr__mpi_mark(b->s);
-            dtr__mpi_recv(b->s, data + at, left < segment ? left : segment, behind(b, 1));
+/* What comes unasked takes memory of a receiver that is late: so the first message of each window
+ * is over only when it has been received. */
+static void exchange(const dtr__mpi_build *b, window *w, const trade *t) {
+    const size_t most = message_of(b), longest = t->n_take > t->n_give ? t->n_take : t->n_give;
+    size_t at = 0;
+    do {
+        const char *give = (const char *)t->give + at;
+        const size_t n_give = at < t->n_give ? min_size(t->n_give - at, most) : 0;
+        char *slot = t->stage == NULL ? NULL : t->stage + w->count % w->width * most;
+        window_next(b, w);
+        if (slot != NULL) {
+            dtr__mpi_copy(b->s, slot, give, n_give);
+            give = slot;
         }
-        size_t at = k * segment, length = nbytes - at < segment ? nbytes - at : segment;
-        if (me != 0) {
-            size_t first = posted[k % depth];
-            dtr__mpi_wait(b->s, first, first + dtr__mpi_piece_count(length));
+        if (t->from >= 0 && (at < t->n_take || at == 0)) {
+            dtr__mpi_recv(b->s, (char *)t->take + at, min_size(t->n_take - at, most), t->from);
         }
-        if (me != b->size - 1) {
-            window_next(b, &sends);
-            dtr__mpi_send(b->s, data + at, length, ahead(b, 1));
+        if (t->to >= 0 && (at < t->n_give || at == 0)) {
+            const bool first = longest > most && at / most % w->width == 0;
+            (first ? dtr__mpi_send_accepted : dtr__mpi_send)(b->s, give, n_give, t->to);
         }
-    }
-    dtr__mpi_wait_all(b->s);
-}
-
-void dtr__mpi_build_broadcast(const dtr__mpi_build *b) {
-    size_t nbytes = b->call->in_count * b->esize;
-    if (b->size == 1) {
-        return;
-    }
-    /* The root's memory is only read: `data` is not written there. */
-    if (nbytes <= b->state->tuning.tree_max) {
-        broadcast_tree(b, b->call->out, nbytes);
-    } else {
-        broadcast_chain(b, b->call->out, nbytes);
-    }
+        at += most;
+    } while (at < longest);
 }
 
 /* ---- allgather ---- */
@@ -173,9 +159,13 @@ static void allgather_direct(const dtr__mpi_build *b, const dtr__blocks *blocks)
     window w = window_of(b);
     for (int i = 1; i < b->size; i++) {
         int from = behind(b, i);
-        window_next(b, &w);
-        dtr__mpi_recv(b->s, out + span(b, blocks, 0, from), span(b, blocks, from, 1), from);
-        dtr__mpi_send(b->s, b->call->in, own, ahead(b, i));
+        exchange(b, &w,
+                 &(trade){ .take = out + span(b, blocks, 0, from),
+                           .n_take = span(b, blocks, from, 1),
+                           .from = from,
+                           .give = b->call->in,
+                           .n_give = own,
+                           .to = ahead(b, i) });
     }
     dtr__mpi_copy(b->s, out + span(b, blocks, 0, b->rank), b->call->in, own);
     dtr__mpi_wait_all(b->s);
@@ -201,13 +191,20 @@ void dtr__mpi_build_allgather(const dtr__mpi_build *b) {
 void dtr__mpi_build_gather(const dtr__mpi_build *b) {
     size_t own = b->call->in_count * b->esize;
     char *out = b->call->out;
+    window w = window_of(b);
     if (b->rank != b->call->root) {
-        dtr__mpi_send(b->s, b->call->in, own, b->call->root);
+        exchange(b, &w,
+                 &(trade){ .from = -1, .give = b->call->in, .n_give = own, .to = b->call->root });
     } else {
         dtr__blocks blocks = dtr__blocks_out(b->call, b->size);
         for (int i = 1; i < b->size; i++) {
             int from = ahead(b, i);
-            dtr__mpi_recv(b->s, out + span(b, &blocks, 0, from), span(b, &blocks, from, 1), from);
+            window all = window_of(b); /* whoever is late keeps nobody else waiting */
+            exchange(b, &all,
+                     &(trade){ .take = out + span(b, &blocks, 0, from),
+                               .n_take = span(b, &blocks, from, 1),
+                               .from = from,
+                               .to = -1 });
         }
         dtr__mpi_copy(b->s, out + span(b, &blocks, 0, b->rank), b->call->in, own);
     }
@@ -217,13 +214,19 @@ void dtr__mpi_build_gather(const dtr__mpi_build *b) {
 void dtr__mpi_build_scatter(const dtr__mpi_build *b) {
     size_t own = b->call->out_count * b->esize;
     const char *in = b->call->in;
+    window w = window_of(b);
     if (b->rank != b->call->root) {
-        dtr__mpi_recv(b->s, b->call->out, own, b->call->root);
+        exchange(b, &w,
+                 &(trade){ .take = b->call->out, .n_take = own, .from = b->call->root, .to = -1 });
     } else {
         dtr__blocks blocks = dtr__blocks_in(b->call, b->size);
         for (int i = 1; i < b->size; i++) {
             int to = ahead(b, i);
-            dtr__mpi_send(b->s, in + span(b, &blocks, 0, to), span(b, &blocks, to, 1), to);
+            exchange(b, &w,
+                     &(trade){ .from = -1,
+                               .give = in + span(b, &blocks, 0, to),
+                               .n_give = span(b, &blocks, to, 1),
+                               .to = to });
         }
         dtr__mpi_copy(b->s, b->call->out, in + span(b, &blocks, 0, b->rank), own);
     }
@@ -240,41 +243,29 @@ static int partner(const dtr__mpi_build *b, int round) {
 
 /* Equal blocks may be exchanged in place on some ranks and not on others, so all cut them alike: in
  * place, what goes out is copied to one of the window's slots and what comes in takes its place. */
-static void exchange_equal(const dtr__mpi_build *b, window *w, int peer, size_t nbytes,
-                           size_t chunk, char *stage) {
-    size_t at = 0;
-    const char *give = (const char *)b->call->in + nbytes * (size_t)peer;
-    char *take = (char *)b->call->out + nbytes * (size_t)peer;
-    do {
-        size_t n = nbytes - at < chunk ? nbytes - at : chunk;
-        char *slot = stage == NULL ? NULL : stage + w->count % w->width * chunk;
-        window_next(b, w);
-        if (slot != NULL) {
-            dtr__mpi_copy(b->s, slot, give + at, n);
-        }
-        dtr__mpi_recv(b->s, take + at, n, peer);
-        dtr__mpi_send(b->s, slot != NULL ? slot : give + at, n, peer);
-        at += n;
-    } while (at < nbytes);
-}
-
 static void alltoall_equal(const dtr__mpi_build *b) {
-    size_t nbytes = b->call->in_count / (size_t)b->size * b->esize;
-    size_t staging = b->state->tuning.staging, chunk = staging / 4;
+    const size_t nbytes = b->call->in_count / (size_t)b->size * b->esize;
+    const size_t slot = message_of(b), fits = b->state->tuning.staging / slot;
     window w = window_of(b);
     char *stage = NULL;
-    chunk = chunk < nbytes ? chunk : nbytes;
-    size_t fits = chunk == 0 ? w.width : staging / chunk;
     w.width = fits > 0 && fits < w.width ? fits : w.width;
     if (b->call->in == b->call->out && nbytes != 0) {
-        stage = dtr__mpi_stage(b->s, chunk * w.width);
+        stage = dtr__mpi_stage(b->s, slot * w.width);
         if (stage == NULL) {
             return;
         }
     }
     for (int round = 0; round < b->size; round++) {
-        if (partner(b, round) != b->rank) {
-            exchange_equal(b, &w, partner(b, round), nbytes, chunk, stage);
+        const int peer = partner(b, round);
+        if (peer != b->rank) {
+            exchange(b, &w,
+                     &(trade){ .take = (char *)b->call->out + nbytes * (size_t)peer,
+                               .n_take = nbytes,
+                               .from = peer,
+                               .give = (const char *)b->call->in + nbytes * (size_t)peer,
+                               .n_give = nbytes,
+                               .to = peer,
+                               .stage = stage });
         }
     }
     size_t own = nbytes * (size_t)b->rank;
@@ -304,9 +295,13 @@ static void alltoall_uneven(const dtr__mpi_build *b) {
         if (peer == b->rank) {
             dtr__mpi_copy(b->s, out, in, n_in);
         } else {
-            window_next(b, &w);
-            dtr__mpi_recv(b->s, out, n_out, peer);
-            dtr__mpi_send(b->s, in, n_in, peer);
+            exchange(b, &w,
+                     &(trade){ .take = out,
+                               .n_take = n_out,
+                               .from = peer,
+                               .give = in,
+                               .n_give = n_in,
+                               .to = peer });
         }
     }
 }

@@ -75,45 +75,6 @@ static void build_doubling(const dtr__mpi_build *b, const void *in) {
     }
 }
 
-/* ---- reduce up a binomial tree ---- */
-
-void dtr__mpi_build_reduce_tree(const dtr__mpi_build *b) {
-    enum { CHILDREN = 8 * sizeof(int) };
-    const dtr__call *c = b->call;
-    const size_t count = c->in_count, nbytes = count * b->esize;
-    const size_t slot = (nbytes / ALIGN + 1) * ALIGN;
-    const int me = (b->rank - c->root + b->size) % b->size;
-    char *stage = dtr__mpi_stage(b->s, (CHILDREN + 1) * slot), *sum = me == 0 ? c->out : stage;
-    int mask = 1, n = 1;
-    if (stage == NULL) {
-        return;
-    }
-    for (; mask < b->size && (me & mask) == 0; mask *= 2) {
-        if (me + mask < b->size) {
-            dtr__mpi_recv(b->s, stage + (size_t)n++ * slot, nbytes,
-                          (me + mask + c->root) % b->size);
-        }
-    }
-    const void *own = c->in;
-    if (dtr__mpi_prepares(c)) {
-        dtr__mpi_premul(b->s, sum, c->in, count);
-        own = sum;
-    }
-    dtr__mpi_wait_all(b->s);
-    if (n > 1) {
-        dtr__mpi_reduce(b->s, sum, count, n, me == 0 ? b->s->divisor : 1);
-        dtr__mpi_source(b->s, own);
-        for (int i = 1; i < n; i++) {
-            dtr__mpi_source(b->s, stage + (size_t)i * slot);
-        }
-        own = sum;
-    }
-    if (me != 0) {
-        dtr__mpi_send(b->s, own, nbytes, (me - mask + c->root) % b->size);
-        dtr__mpi_wait_all(b->s);
-    }
-}
-
 /* ---- blocks ---- */
 
 typedef struct plan {

@@ -184,7 +184,7 @@ static bool divide(plan *p) {
         longest = p->length[j] > longest ? p->length[j] : longest;
     }
     size_t unit = SLICE_ALIGN / b->esize, n_slots = (size_t)slots(p);
-    size_t most = min_size(t->reduce_slice, t->staging / (2 * n_slots)) / SLICE_ALIGN * unit;
+    size_t most = min_size(t->message, t->staging / (2 * n_slots)) / SLICE_ALIGN * unit;
     most = most < unit ? unit : most;
     if (p->whole || longest <= most) {
         p->segment = longest; /* direct forms fit by choice */
@@ -313,13 +313,14 @@ void dtr__mpi_build_allreduce(const dtr__mpi_build *b) {
 
 void dtr__mpi_build_reduce(const dtr__mpi_build *b) {
     const dtr__mpi_tuning *t = &b->state->tuning;
-    size_t count = b->call->in_count;
-    if (b->free_order && b->size > t->reduce_ranks && b->size > 2 && count != 0 &&
-        count * b->esize <= t->tree_max) {
-        dtr__mpi_build_reduce_tree(b);
+    size_t count = b->call->in_count, nbytes = count * b->esize;
+    bool direct = nbytes <= t->reduce_direct / (size_t)b->size;
+    const bool short_one = direct && nbytes <= t->message && b->size <= t->reduce_ranks;
+    if (b->free_order && b->size > 1 && count != 0 && !short_one) {
+        dtr__mpi_build_reduce_whole(b);
         return;
     }
-    bool direct = b->size <= 2 || count * b->esize <= t->reduce_direct / (size_t)b->size;
+    direct = direct || b->size <= 2;
     plan p;
     if (!begin(&p, b, direct ? KEEP : TO_ROOT)) {
         return;

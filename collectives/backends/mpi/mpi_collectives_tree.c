@@ -1,5 +1,5 @@
 /* Small operations with a root in groups over several nodes: one message between two nodes, and
- * nobody waits for more than its own part of a tree. First comes a binomial tree over the nodes,
+ * nobody waits for more than its own part of a tree. First comes a tree over the nodes,
  * the root's at its top, below each node's first rank one over its others. Ranks in the order of
  * the tree, its *line*, have every subtree in one piece, so that what a message holds is a range of
  * blocks. Sums are made at the root, in rank order, as they are without a tree. */
@@ -112,23 +112,17 @@ typedef struct edge {
     size_t at, n;
 } edge;
 
-enum { CHILDREN = 2 * 8 * sizeof(int) };
+enum { CHILDREN = 4 /* two nodes, two ranks of the own one */ };
 typedef struct tree {
     const dtr__mpi_build *b;
     const dtr__mpi_nodes *nodes;
     int home;             /* the root's node */
     int parent;           /* -1: this is the root */
     size_t n;             /* ranks of the own subtree, this one included */
-    edge child[CHILDREN]; /* nearest last */
+    edge child[CHILDREN]; /* nodes first */
     int n_children;
     size_t block; /* bytes of a rank's data */
 } tree;
-
-/* How many a subtree of a binomial tree over n has that begins at x. */
-static int reach(int x, int n) {
-    int lowest = x & -x;
-    return x == 0 || lowest > n - x ? n - x : lowest;
-}
 
 /* The node that is v-th in the line, how many ranks it has, and its j-th. */
 static int node_at(const tree *t, int v) {
@@ -162,16 +156,19 @@ static tree plant(const dtr__mpi_build *b, size_t block) {
     tree t = { .b = b, .nodes = nodes, .home = nodes->of[b->call->root], .block = block };
     int v = (nodes->of[b->rank] - t.home + nodes->n) % nodes->n, n = ranks_at(&t, v);
     int turn = v == 0 ? nodes->place[b->call->root] : 0;
-    int j = (nodes->place[b->rank] - turn + n) % n, below = reach(j, n);
-    int nodes_below = j == 0 ? reach(v, nodes->n) : 1;
-    t.parent = j > 0 ? rank_at(&t, v, j & (j - 1)) : v > 0 ? rank_at(&t, v & (v - 1), 0) : -1;
-    t.n = (size_t)below + (j == 0 ? ranks_between(&t, v + 1, v + nodes_below) : 0);
-    for (int k = 1; k < nodes_below; k *= 2) {
-        add_child(&t, rank_at(&t, v + k, 0), ranks_between(&t, v, v + k),
-                  ranks_between(&t, v + k, v + k + reach(v + k, nodes->n)));
+    int j = (nodes->place[b->rank] - turn + n) % n;
+    const dtr__mpi_tree_place among = dtr__mpi_tree_place_of(v, nodes->n);
+    const dtr__mpi_tree_place inside = dtr__mpi_tree_place_of(j, n);
+    t.parent = j > 0 ? rank_at(&t, v, inside.parent) : v > 0 ? rank_at(&t, among.parent, 0) : -1;
+    t.n = (size_t)inside.n + (j == 0 ? ranks_between(&t, v + 1, v + among.n) : 0);
+    for (int i = 0; i < among.n_children && j == 0; i++) {
+        const int first = among.child[i];
+        add_child(&t, rank_at(&t, first, 0), ranks_between(&t, v, first),
+                  ranks_between(&t, first, first + among.n_below[i]));
     }
-    for (int k = 1; k < below; k *= 2) {
-        add_child(&t, rank_at(&t, v, j + k), (size_t)k, (size_t)reach(j + k, n));
+    for (int i = 0; i < inside.n_children; i++) {
+        add_child(&t, rank_at(&t, v, inside.child[i]), (size_t)(inside.child[i] - j),
+                  (size_t)inside.n_below[i]);
     }
     return t;
 }

@@ -32,12 +32,10 @@ typedef struct dtr__mpi_tuning {
     size_t reduce_direct; /* reductions: up to this many received bytes per rank everybody (or the
                              root) takes the whole inputs in one round trip */
     int reduce_ranks;     /* ... directly up to this group size, in log2 rounds above */
-    size_t reduce_slice;  /* bytes each rank reduces per segment of a large reduction */
     size_t staging;       /* most staging memory of one collective */
     size_t gather_log;    /* allgather: results up to this many bytes go in log2 rounds */
     int gather_ranks;     /* ... from this group size on */
-    size_t tree_max;      /* broadcast: up to this many bytes down a binomial tree, else a chain */
-    size_t chain_segment; /* bytes per message of the chain */
+    size_t message;       /* longest message, of a reduction's slices too */
     int window;           /* transfers under way at once where there could be one per rank */
     /* allreduces whose order is free: */
     size_t doubling, ring, segment; /* DTR__TUNE_NODES_... of base/tune.def */
@@ -84,7 +82,8 @@ typedef struct dtr__mpi_transfer {
     dtr__pending request; /* none: not posted yet, or complete */
     int peer, nbytes, tag;
     bool is_send;
-    bool doubted; /* receive: cancelled to see whether the peer had sent it */
+    bool accepted; /* send: over when a receive has it */
+    bool doubted;  /* receive: cancelled to see whether the peer had sent it */
 } dtr__mpi_transfer;
 
 /* Kept by the group between collectives; the arrays only grow, so that later calls allocate
@@ -117,6 +116,16 @@ typedef struct dtr__mpi_sched {
     void *built_out;
     struct dtr__mpi_sched *next; /* left behind: MPI may still touch its memory */
 } dtr__mpi_sched;
+
+/* A tree over a row of n, the root's place first: behind a place come the halves of all that is
+ * below it, each a tree. No place has more than two messages to send, and one that is k from the
+ * end of a row is reached in about lg(k) hops. */
+typedef struct dtr__mpi_tree_place {
+    int parent; /* -1: it is the root's */
+    int n;      /* places of the own tree, the own one included */
+    int child[2], n_below[2], n_children;
+} dtr__mpi_tree_place;
+dtr__mpi_tree_place dtr__mpi_tree_place_of(int at, int n);
 
 /* Which ranks of a group are on which node; nodes in the order of their lowest ranks. */
 typedef struct dtr__mpi_nodes {
@@ -170,6 +179,7 @@ char *dtr__mpi_stage(dtr__mpi_sched *s, size_t nbytes);
 /* n numbers of scratch. */
 size_t *dtr__mpi_slices(dtr__mpi_sched *s, int n);
 void dtr__mpi_send(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer);
+void dtr__mpi_send_accepted(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer);
 void dtr__mpi_recv(dtr__mpi_sched *s, void *dst, size_t nbytes, int peer);
 /* Number of transfers so far: the bounds of a WAIT. */
 size_t dtr__mpi_mark(const dtr__mpi_sched *s);
@@ -248,7 +258,7 @@ bool dtr__mpi_build_tree(const dtr__mpi_build *b);
 void dtr__mpi_build_partial_sums(const dtr__mpi_build *b);
 /* ... small reduces of more ranks than two; a reduce_scatter(v) and allgather(v) of more ranks than
  * two in log2 rounds. */
-void dtr__mpi_build_reduce_tree(const dtr__mpi_build *b);
+void dtr__mpi_build_reduce_whole(const dtr__mpi_build *b);
 void dtr__mpi_build_reduce_scatter_halves(const dtr__mpi_build *b);
 void dtr__mpi_build_allgather_doubling(const dtr__mpi_build *b);
 

@@ -156,6 +156,14 @@ void dtr__mpi_send(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer) 
     add_transfers(s, true, src, nbytes, peer);
 }
 
+void dtr__mpi_send_accepted(dtr__mpi_sched *s, const void *src, size_t nbytes, int peer) {
+    const size_t from = s->n_transfers;
+    add_transfers(s, true, src, nbytes, peer);
+    for (size_t i = from; i < s->n_transfers; i++) {
+        s->transfers[i].accepted = true;
+    }
+}
+
 void dtr__mpi_recv(dtr__mpi_sched *s, void *dst, size_t nbytes, int peer) {
     add_transfers(s, false, dst, nbytes, peer);
 }
@@ -219,9 +227,10 @@ void dtr__mpi_compare(dtr__mpi_sched *s) {
 static int post(dtr__mpi_sched *s, const dtr__mpi_step *step, const dtr_group *group) {
     dtr__mpi_transfer *t = &s->transfers[step->first];
     const int code =
-        t->is_send ? dtr__transport_send(group, step->dst, t->nbytes, t->peer, t->tag,
-                                         DTR__SEND_PLAIN, &t->request)
-                   : dtr__transport_recv(group, step->dst, t->nbytes, t->peer, t->tag, &t->request);
+        t->is_send
+            ? dtr__transport_send(group, step->dst, t->nbytes, t->peer, t->tag,
+                                  t->accepted ? DTR__SEND_ACCEPTED : DTR__SEND_PLAIN, &t->request)
+            : dtr__transport_recv(group, step->dst, t->nbytes, t->peer, t->tag, &t->request);
     if (code != MPI_SUCCESS) {
         t->request = DTR__NO_PENDING;
     }
