@@ -199,8 +199,8 @@ void dtr__mpi_build_gather(const dtr__mpi_build *b) {
         dtr__blocks blocks = dtr__blocks_out(b->call, b->size);
         for (int i = 1; i < b->size; i++) {
             int from = ahead(b, i);
-            window all = window_of(b); /* whoever is late keeps nobody else waiting */
-            exchange(b, &all,
+            window its = window_of(b); /* up to a window of who is late keeps nobody waiting */
+            exchange(b, &its,
                      &(trade){ .take = out + span(b, &blocks, 0, from),
                                .n_take = span(b, &blocks, from, 1),
                                .from = from,
