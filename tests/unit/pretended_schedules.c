@@ -253,7 +253,8 @@ static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size
         return value(rank, i);
     }
     if (kind == DTR__K_GATHER) {
-        return value((int)i, 0); /* of one element */
+        const size_t each = players[0].call.in_count;
+        return value((int)(i / each), i % each);
     }
     if (kind == DTR__K_BROADCAST) {
         return value(n_players / 2, i);
@@ -265,10 +266,24 @@ static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size
 }
 
 static size_t staged; /* bytes, the most of a rank in the last run */
+static size_t
+    unasked; /* likewise: messages in a row to one rank that are over before they are here */
+
+static size_t in_a_row(const player *p, int peer) {
+    size_t most = 0, n = 0;
+    for (size_t i = 0; i < p->s->n_transfers; i++) {
+        const dtr__mpi_transfer *t = &p->s->transfers[i];
+        if (t->is_send && t->peer == peer) {
+            n = t->accepted ? 0 : n + 1;
+            most = n > most ? n : most;
+        }
+    }
+    return most;
+}
 
 /* The most messages that a rank sends or receives. */
 static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t count, bool in_place) {
-    staged = 0;
+    staged = unasked = 0;
     size_t most = 0, *blocks = calloc((size_t)n, sizeof *blocks);
     players = calloc((size_t)n, sizeof *players);
     ck_assert(players != NULL && blocks != NULL);
@@ -300,6 +315,9 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
                           v->name, (int)kind, count, n, i, r, p->out[i], should);
         }
         staged = p->s->cap_staging > staged ? p->s->cap_staging : staged;
+        for (int to = 0; to < n; to++) {
+            unasked = in_a_row(p, to) > unasked ? in_a_row(p, to) : unasked;
+        }
         most = p->sent > most ? p->sent : most;
         most = p->received > most ? p->received : most;
         if (p->out != p->in) {
@@ -435,18 +453,24 @@ END_TEST
 /* Segments of one, of few and of many, in memory that does not grow with the data. COL7 COL10 */
 START_TEST(whole) {
     static const dtr_op ops[] = { DTR_SUM, DTR_AVG, DTR_PREMUL_SUM };
-    enum { MESSAGE = 64, STAGING = 4 << 10, ELEMENTS = MESSAGE / (int)sizeof(double) };
+    enum { MESSAGE = 64, STAGING = 1 << 10, ELEMENTS = MESSAGE / (int)sizeof(double) };
+    enum { WINDOW = 16 };
     const variant v = { "whole", 0, SIZE_MAX, 64, STAGING, MESSAGE };
     for (int i = 0; i < N_SIZES * N_COUNTS; i++) {
         const size_t count = counts[i % N_COUNTS], segments = (count - 1) / ELEMENTS + 1;
         const int n = sizes[i / N_COUNTS];
         for (int k = 0; k < 3; k++) {
             ck_assert_uint_le(run(&v, DTR__K_REDUCE, ops[k], n, count, k == 0), 2 * segments);
-            ck_assert_uint_le(staged, 2 * STAGING + 4096);
+            ck_assert_uint_le(staged, STAGING + 4096);
+            ck_assert_uint_lt(unasked, WINDOW);
         }
         const size_t most = run(&v, DTR__K_BROADCAST, DTR_SUM, n, count, true);
         const bool chain = segments > 1 && segments + 2 * lg(n) + 2 >= (size_t)n;
         ck_assert_uint_eq(most, chain || n == 2 ? segments : 2 * segments);
+        ck_assert_uint_lt(unasked, WINDOW);
+        ck_assert_uint_eq(run(&v, DTR__K_GATHER, DTR_SUM, n, count, false),
+                          (size_t)(n - 1) * segments);
+        ck_assert_uint_lt(unasked, WINDOW);
     }
     (void)run(&v, DTR__K_BROADCAST, DTR_SUM, 5, 0, true);
 }

@@ -23,10 +23,6 @@ static int ahead(const dtr__mpi_build *b, int distance) {
     return (b->rank + distance) % b->size;
 }
 
-static size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static int behind(const dtr__mpi_build *b, int distance) {
     return (b->rank - distance + b->size) % b->size;
 }
@@ -77,8 +73,8 @@ static void exchange(const dtr__mpi_build *b, window *w, const trade *t) {
     const size_t most = message_of(b), longest = t->n_take > t->n_give ? t->n_take : t->n_give;
     size_t at = 0;
     do {
-        const char *give = (const char *)t->give + at;
-        const size_t n_give = at < t->n_give ? min_size(t->n_give - at, most) : 0;
+        const size_t n_give = at < t->n_give ? dtr__mpi_min(t->n_give - at, most) : 0;
+        const char *give = n_give > 0 ? (const char *)t->give + at : t->give;
         char *slot = t->stage == NULL ? NULL : t->stage + w->count % w->width * most;
         window_next(b, w);
         if (slot != NULL) {
@@ -86,7 +82,7 @@ static void exchange(const dtr__mpi_build *b, window *w, const trade *t) {
             give = slot;
         }
         if (t->from >= 0 && (at < t->n_take || at == 0)) {
-            dtr__mpi_recv(b->s, (char *)t->take + at, min_size(t->n_take - at, most), t->from);
+            dtr__mpi_recv(b->s, (char *)t->take + at, dtr__mpi_min(t->n_take - at, most), t->from);
         }
         if (t->to >= 0 && (at < t->n_give || at == 0)) {
             const bool first = longest > most && at / most % w->width == 0;
@@ -188,6 +184,25 @@ void dtr__mpi_build_allgather(const dtr__mpi_build *b) {
 
 /* ---- gather, scatter ---- */
 
+/* The next message of each rank, one after the other, so that all send at once. */
+static void take_from_all(const dtr__mpi_build *b, window *w, const dtr__blocks *blocks) {
+    const size_t most = message_of(b);
+    bool more = true;
+    for (size_t at = 0; more; at += most) {
+        window_next(b, w);
+        more = false;
+        char *block = b->call->out;
+        for (int from = 0; from < b->size; from++) {
+            const size_t nbytes = span(b, blocks, from, 1);
+            if (from != b->rank && (at < nbytes || at == 0)) {
+                dtr__mpi_recv(b->s, block + at, dtr__mpi_min(nbytes - at, most), from);
+                more = more || at + most < nbytes;
+            }
+            block += nbytes;
+        }
+    }
+}
+
 void dtr__mpi_build_gather(const dtr__mpi_build *b) {
     size_t own = b->call->in_count * b->esize;
     char *out = b->call->out;
@@ -196,16 +211,8 @@ void dtr__mpi_build_gather(const dtr__mpi_build *b) {
         exchange(b, &w,
                  &(trade){ .from = -1, .give = b->call->in, .n_give = own, .to = b->call->root });
     } else {
-        dtr__blocks blocks = dtr__blocks_out(b->call, b->size);
-        for (int i = 1; i < b->size; i++) {
-            int from = ahead(b, i);
-            window its = window_of(b); /* up to a window of who is late keeps nobody waiting */
-            exchange(b, &its,
-                     &(trade){ .take = out + span(b, &blocks, 0, from),
-                               .n_take = span(b, &blocks, from, 1),
-                               .from = from,
-                               .to = -1 });
-        }
+        const dtr__blocks blocks = dtr__blocks_out(b->call, b->size);
+        take_from_all(b, &w, &blocks);
         dtr__mpi_copy(b->s, out + span(b, &blocks, 0, b->rank), b->call->in, own);
     }
     dtr__mpi_wait_all(b->s);

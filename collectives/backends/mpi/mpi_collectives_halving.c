@@ -14,10 +14,6 @@
 
 enum { ALIGN = 64 /* bytes: blocks begin on cache lines */, LANES = 8 };
 
-static size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 /* ---- doubling ---- */
 
 /* All of the data goes to `to` and what comes from `from` lies in `stage` then; -1: nobody. */
@@ -255,7 +251,7 @@ static void cut(plan *p, size_t count, size_t n_blocks) {
     const size_t nbytes = n_blocks * count * b->esize;
     const size_t limit =
         nbytes / size <= t->whole ? nbytes : (size < FEW ? FEW : size) * t->segment;
-    const size_t n = (nbytes - 1) / min_size(limit, 2 * t->staging / LANES) + 1;
+    const size_t n = (nbytes - 1) / dtr__mpi_min(limit, 2 * t->staging / LANES) + 1;
     p->segment = ((count - 1) / n / unit + 1) * unit;
     p->n_segments = (count - 1) / p->segment + 1;
 }
@@ -265,10 +261,10 @@ static void cut(plan *p, size_t count, size_t n_blocks) {
 static void take_allreduce(const plan *p, lane *l, size_t k) {
     const dtr__mpi_build *b = p->b;
     const size_t size = (size_t)b->size, unit = ALIGN / b->esize;
-    const size_t from = k * p->segment, count = min_size(p->segment, b->call->in_count - from);
+    const size_t from = k * p->segment, count = dtr__mpi_min(p->segment, b->call->in_count - from);
     const size_t each = ((count - 1) / size / unit + 1) * unit;
     for (size_t j = 0; j <= size; j++) {
-        l->bound[j] = from + min_size(j * each, count);
+        l->bound[j] = from + dtr__mpi_min(j * each, count);
     }
     l->in = dtr__mpi_prepares(b->call) ? b->call->out : b->call->in;
     l->sums = b->call->out;
@@ -284,8 +280,8 @@ static void build_blocks(const dtr__mpi_build *b, bool ring) {
     }
     cut(&p, b->call->in_count, 1);
     const size_t each = ((p.segment - 1) / size / unit + 1) * unit;
-    const size_t n_lanes = min_size(p.n_segments, LANES);
-    const size_t stage = min_size((ring ? 1 : size / 2) * each, p.segment) * b->esize;
+    const size_t n_lanes = dtr__mpi_min(p.n_segments, LANES);
+    const size_t stage = dtr__mpi_min((ring ? 1 : size / 2) * each, p.segment) * b->esize;
     lanes[0].stage = dtr__mpi_stage(b->s, n_lanes * stage);
     if (lanes[0].stage == NULL) {
         return;
@@ -320,8 +316,9 @@ static void take_reduce_scatter(const plan *p, lane *l, size_t k) {
     const char *in = b->call->in;
     size_t at = 0;
     for (int j = 0; j < b->size; j++) {
-        const size_t count = dtr__block_count(&blocks, j), from = min_size(k * p->segment, count);
-        const size_t n = min_size(p->segment, count - from);
+        const size_t count = dtr__block_count(&blocks, j),
+                     from = dtr__mpi_min(k * p->segment, count);
+        const size_t n = dtr__mpi_min(p->segment, count - from);
         const char *part = in + from * b->esize;
         if (j == b->rank) {
             l->own = (char *)b->call->out + from * b->esize;
@@ -356,11 +353,11 @@ void dtr__mpi_build_reduce_scatter_halves(const dtr__mpi_build *b) {
     cut(&p, longest, (size_t)b->size);
     const exchange e = exchange_of(&p, 0);
     for (int j = 0; j < b->size; j++) {
-        const size_t n = min_size(p.segment, dtr__block_count(&blocks, j));
+        const size_t n = dtr__mpi_min(p.segment, dtr__block_count(&blocks, j));
         all += n;
         half += (j - e.lower + b->size) % b->size < e.n ? n : 0;
     }
-    const size_t n_lanes = min_size(p.n_segments, LANES), line = ALIGN / b->esize;
+    const size_t n_lanes = dtr__mpi_min(p.n_segments, LANES), line = ALIGN / b->esize;
     all = (all / line + 1) * ALIGN;
     half = (half / line + 1) * ALIGN;
     char *memory = dtr__mpi_stage(b->s, n_lanes * (all + half));

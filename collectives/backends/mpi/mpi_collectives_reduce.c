@@ -31,19 +31,15 @@ typedef struct plan {
     size_t exchanged[2][2], distributed[2][2]; /* transfers [first, last) per bank */
 } plan;
 
-static size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static size_t round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
 /* Elements of segment k of rank j's block, and where they begin in the input. */
 static size_t piece(const plan *p, size_t k, int j, size_t *at) {
-    size_t from = min_size(k * p->segment, p->length[j]);
+    size_t from = dtr__mpi_min(k * p->segment, p->length[j]);
     *at = p->offset[j] + from;
-    return min_size(p->segment, p->length[j] - from);
+    return dtr__mpi_min(p->segment, p->length[j] - from);
 }
 
 /* A bank: [size] received slices, the result (TO_EACH: [size]), then with a factor [size] (or 1)
@@ -184,7 +180,7 @@ static bool divide(plan *p) {
         longest = p->length[j] > longest ? p->length[j] : longest;
     }
     size_t unit = SLICE_ALIGN / b->esize, n_slots = (size_t)slots(p);
-    size_t most = min_size(t->message, t->staging / (2 * n_slots)) / SLICE_ALIGN * unit;
+    size_t most = dtr__mpi_min(t->message, t->staging / (2 * n_slots)) / SLICE_ALIGN * unit;
     most = most < unit ? unit : most;
     if (p->whole || longest <= most) {
         p->segment = longest; /* direct forms fit by choice */
@@ -238,8 +234,8 @@ static void slice_evenly(plan *p, size_t count) {
     size_t n = (size_t)p->b->size, unit = SLICE_ALIGN / p->b->esize;
     size_t each = count == 0 ? 0 : round_up((count - 1) / n + 1, unit);
     for (size_t j = 0; j < n; j++) {
-        p->offset[j] = min_size(j * each, count);
-        p->length[j] = min_size(each, count - p->offset[j]);
+        p->offset[j] = dtr__mpi_min(j * each, count);
+        p->length[j] = dtr__mpi_min(each, count - p->offset[j]);
     }
 }
 

@@ -55,16 +55,12 @@ typedef struct passage {
     char *stage;                               /* reduce: [n_slots] sums, and those of each child */
 } passage;
 
-static size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static passage passage_of(const dtr__mpi_build *b) {
     const size_t count = b->call->in_count, message = b->state->tuning.message / b->esize;
     const int at = (b->rank - b->call->root + b->size) % b->size;
-    passage p = { .b = b, .most = min_size(message > 0 ? message : 1, count > 0 ? count : 1) };
+    passage p = { .b = b, .most = dtr__mpi_min(message > 0 ? message : 1, count > 0 ? count : 1) };
     p.n = count > 0 ? (count - 1) / p.most + 1 : 1;
-    p.n_slots = min_size(p.n, SLOTS);
+    p.n_slots = dtr__mpi_min(p.n, SLOTS);
     p.me = prefers_chain(p.n, b->size) ? chain_place_of(at, b->size)
                                        : dtr__mpi_tree_place_of(at, b->size);
     return p;
@@ -75,7 +71,7 @@ static int peer_of(const passage *p, int place) {
 }
 
 static size_t count_of(const passage *p, size_t k) {
-    return min_size(p->most, p->b->call->in_count - k * p->most);
+    return dtr__mpi_min(p->most, p->b->call->in_count - k * p->most);
 }
 
 /* The k-th segment has come. */
@@ -182,7 +178,7 @@ void dtr__mpi_build_reduce_whole(const dtr__mpi_build *b) {
     passage p = passage_of(b);
     const size_t most = b->state->tuning.staging;
     p.slot = (p.most * b->esize / ALIGN + 1) * ALIGN;
-    p.n_slots = min_size(p.n_slots, most / (3 * p.slot) + 1);
+    p.n_slots = dtr__mpi_min(p.n_slots, most / (3 * p.slot) + 1);
     p.stage = dtr__mpi_stage(b->s, (1 + (size_t)p.me.n_children) * p.n_slots * p.slot);
     if (p.stage != NULL) {
         run(&p, receive_sums, pass_sum);

@@ -27,6 +27,10 @@ enum {
 size_t dtr__mpi_piece_count(size_t nbytes);
 int dtr__mpi_piece(size_t nbytes, size_t index, size_t *offset); /* its length */
 
+static inline size_t dtr__mpi_min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
 /* ---- tuning: sizes at which one algorithm takes over from another; equal on all ranks ---- */
 typedef struct dtr__mpi_tuning {
     size_t reduce_direct; /* reductions: up to this many received bytes per rank everybody (or the
