@@ -343,6 +343,14 @@ START_TEST(CP2_failures_are_many) {
 }
 END_TEST
 
+/* A few rounds for what is on its way. */
+static bool is_asked(int rank) {
+    for (int i = 0; i < 50 && t.asks[rank] == 0; i++) {
+        live(0);
+    }
+    return t.asks[rank] == 1;
+}
+
 /* Two whose questions share a place: the second is asked once the first has answered, at once. */
 START_TEST(CP2_questions_share_places) {
     enum { ONE = 7, OTHER = ONE + DTR__BOARD_WANTS };
@@ -350,13 +358,11 @@ START_TEST(CP2_questions_share_places) {
     const int64_t since_ns = dtr__now_ns();
     ck_assert(!dtr__control_ask(&t.world, ONE, since_ns));
     ck_assert(!dtr__control_ask(&t.world, OTHER, since_ns));
-    live(2 * PERIOD_NS);
-    ck_assert(t.asks[ONE] == 1 && t.asks[OTHER] == 0);
+    ck_assert(is_asked(ONE) && t.asks[OTHER] == 0);
     say_report(ONE, t.asked[ONE].asked_ns);
     live(0);
     ck_assert(!dtr__control_ask(&t.world, OTHER, since_ns));
-    live(2 * PERIOD_NS);
-    ck_assert(t.asks[ONE] == 1 && t.asks[OTHER] == 1);
+    ck_assert(is_asked(OTHER) && t.asks[ONE] == 1);
 }
 END_TEST
 
