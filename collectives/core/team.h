@@ -110,6 +110,7 @@ struct dtr_group {
     MPI_Comm comm; /* members in group-rank order, errors returned */
     MPI_Comm lent; /* a duplicate for the program, once asked for; lock of creations */
     int *world_ranks;
+    struct dtr__nodes *nodes; /* core/nodes.h; NULL: it is one, or each rank has its own */
     int *reported_ranks; /* NULL, or the ranks messages give: those of the group this is part of */
     char name[64];
     /* Limits of its operations where a call gives none, on the host and on CUDA buffers, and the

@@ -6,6 +6,7 @@
 
 #include "backends/nccl/nccl_calls.h"
 #include "base/dtype.h"
+#include "core/nodes.h"
 #include "engine/engine.h"
 #include "group/device_select.h"
 #include "group/explain.h"
@@ -230,6 +231,11 @@ void dtr__print_nccl(void) {
     }
 }
 
+static int out_of_memory(const question *q) {
+    fprintf(stderr, "dtr-info --why: out of memory for %d ranks\n", q->ranks);
+    return 1;
+}
+
 int dtr__why(int n_arg, char **arg) {
     question q;
     int status = read_question(&q, n_arg, arg);
@@ -240,17 +246,20 @@ int dtr__why(int n_arg, char **arg) {
     dtr_group *g = calloc(1, sizeof *g);
     int *node_of = calloc((size_t)q.ranks, sizeof *node_of);
     int *ranks = calloc((size_t)q.ranks, sizeof *ranks);
-    status = 1;
     if (w == NULL || g == NULL || node_of == NULL || ranks == NULL) {
-        fprintf(stderr, "dtr-info --why: out of memory for %d ranks\n", q.ranks);
+        status = out_of_memory(&q);
     } else if (dtr__options_read(&w->options) < 0) {
         fprintf(stderr, "dtr-info: %s\n", dtr_last_error_message());
+        status = 1;
     } else {
         make_up(&q, w, g, node_of, ranks);
-        status = answer(&q, g, dtr__opt_text(&w->options, DTR__OPT_BACKEND));
+        status = dtr__nodes_new(g, &g->nodes)
+                     ? answer(&q, g, dtr__opt_text(&w->options, DTR__OPT_BACKEND))
+                     : out_of_memory(&q);
         dtr__options_free(&w->options);
     }
     free(w);
+    free(g != NULL ? g->nodes : NULL);
     free(g);
     free(node_of);
     free(ranks);

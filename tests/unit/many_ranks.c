@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "../../runtime/control/control_internal.h"
-#include "backends/mpi/mpi_internal.h"
-#include "core/team.h"
+#include "core/nodes.h"
 #include "group/gpu_choice.h"
 #include "steps.h"
 #include "unit.h"
@@ -81,7 +80,7 @@ END_TEST
 static void find_nodes(int n, int (*node_at)(int r, int n)) {
     dtr_world w = numbered(2 * n, node_at);
     dtr_group *g = calloc(1, sizeof *g);
-    dtr__mpi_nodes *nodes = NULL;
+    dtr__nodes *nodes = NULL;
     ck_assert_ptr_nonnull(g);
     int *ranks = calloc((size_t)n, sizeof *ranks);
     ck_assert_ptr_nonnull(ranks);
@@ -91,17 +90,21 @@ static void find_nodes(int n, int (*node_at)(int r, int n)) {
     g->world = &w;
     g->size = n;
     g->world_ranks = ranks;
-    ck_assert(dtr__mpi_nodes_new(g, &nodes));
+    ck_assert(dtr__nodes_new(g, &nodes));
     ck_assert_ptr_nonnull(nodes);
     const bool blocks = node_at == in_blocks;
     const int here = blocks ? LOCAL / 2 : LOCAL;
     ck_assert_int_eq(nodes->n, n / here);
+    ck_assert_int_eq(nodes->least, here);
     ck_assert_int_eq(nodes->contiguous, blocks);
+    for (int d = 0; d < nodes->n; d++) {
+        ck_assert_int_eq(dtr__nodes_count(nodes, d), here);
+    }
     for (int i = 0; i < n; i++) {
         const int of = blocks ? i / here : i % nodes->n, place = blocks ? i % here : i / nodes->n;
-        ck_assert_int_eq(nodes->of[i], of);
-        ck_assert_int_eq(nodes->place[i], place);
-        ck_assert_int_eq(nodes->member[nodes->first[of] + place], i);
+        ck_assert_int_eq(dtr__nodes_of(nodes, i), of);
+        ck_assert_int_eq(dtr__nodes_place(nodes, i), place);
+        ck_assert_int_eq(dtr__nodes_member(nodes, of, place), i);
     }
     free(nodes);
     free(ranks);

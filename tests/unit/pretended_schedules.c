@@ -414,11 +414,13 @@ START_TEST(roots) {
         node_of[r] = r / LOCAL;
         ranks[r] = r;
     }
-    ck_assert(dtr__mpi_nodes_new(&g, &state.nodes));
+    dtr__nodes *nodes = NULL;
+    ck_assert(dtr__nodes_new(&g, &nodes));
+    state.nodes = nodes;
     const size_t most = lg(N / LOCAL) + lg(LOCAL);
     ck_assert_uint_le(run(&variants[1], DTR__K_REDUCE, DTR_AVG, N, 1, false), most);
     ck_assert_uint_le(run(&variants[1], DTR__K_GATHER, DTR_SUM, N, 1, false), most);
-    free(state.nodes);
+    free(nodes);
     state.nodes = NULL;
     for (size_t count = 1; count < 1000; count += 150) {
         ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_AVG, 13, count, false), 2);
@@ -481,7 +483,7 @@ END_TEST
 START_TEST(slices) {
     enum { LOCAL = 8 };
     for (int n = 2; n <= 1000; n++) {
-        dtr__mpi_nodes nodes = { .n = n, .least = LOCAL };
+        dtr__nodes nodes = { .n = n, .least = LOCAL };
         const dtr__hier_state s = { .nodes = &nodes };
         const size_t chunk = dtr__hier_chunk_of_region(&s, sizeof(float));
         ck_assert_uint_gt(dtr__hier_slice(&s, chunk, sizeof(float), LOCAL - 1).n, 0);

@@ -73,7 +73,7 @@ function(dtr_add_counted_test name)
   target_link_options(test_${name} PRIVATE ${arg_WRAP})
 endfunction()
 dtr_add_counted_test(many_ranks
-  FILES runtime/world/nodes.c collectives/backends/mpi/mpi_collectives_tree.c collectives/group/gpu_choice.c
+  FILES runtime/world/nodes.c collectives/core/nodes.c collectives/group/gpu_choice.c
     runtime/control/control_dial.c)
 dtr_add_counted_test(many_ranks_agree
   FILES collectives/agreement/agree.c collectives/agreement/coordinator.c collectives/agreement/decide.c

@@ -65,52 +65,30 @@ bool dtr__hier_by_nodes(const dtr_group *g, const dtr__hier_state *s, const dtr_
     return by_nodes(g, c, s->nodes->contiguous, NULL);
 }
 
-/* What the group's state knows of its nodes; NULL: it has none, or is not there. */
-static const dtr__mpi_nodes *nodes_of(const dtr_group *g) {
-    for (int i = 0; i < g->backends.n; i++) {
-        const dtr__hier_state *s = g->backends.state[i];
-        if (g->backends.table[i] == &dtr__backend_hier && s != NULL) {
-            return s->nodes;
-        }
-    }
-    return NULL;
-}
-
-/* A call is asked about in a group whose state is there, but by dtr-info. */
 static int hier_score(const dtr_group *g, const dtr__call *call, const char **why) {
     enum { BEST = 40, AS_MPI = 10 };
-    const dtr__mpi_nodes *nodes = call != NULL ? nodes_of(g) : NULL;
-    dtr__mpi_nodes *made = NULL;
-    if (nodes == NULL && !dtr__mpi_nodes_new(g, &made)) {
-        return 0;
-    }
-    nodes = nodes != NULL ? nodes : made;
-    int score = BEST;
-    if (nodes == NULL) {
+    if (g->nodes == NULL) {
         const int *node_of = g->world->node_of, last = g->world_ranks[g->size - 1];
         if (why != NULL) {
             *why = node_of[g->world_ranks[0]] == node_of[last]
                        ? "its ranks are on one node"
                        : "each of its ranks has a node to itself";
         }
-        score = 0;
-    } else if (call != NULL && !by_nodes(g, call, nodes->contiguous, why)) {
-        score = AS_MPI;
+        return 0;
     }
-    free(made);
-    return score;
+    return call == NULL || by_nodes(g, call, g->nodes->contiguous, why) ? BEST : AS_MPI;
 }
 
 /* ---- state ---- */
 
 static bool take_memory(const dtr_group *g, dtr__hier_state *s) {
-    s->nodes = s->mpi->nodes;
-    s->home = s->nodes->of[g->rank];
-    s->local = s->nodes->place[g->rank];
+    s->nodes = g->nodes;
+    s->home = dtr__nodes_of(s->nodes, g->rank);
+    s->local = dtr__nodes_place(s->nodes, g->rank);
     bool all = true;
     for (int l = 0; l < DTR__HIER_LANES; l++) {
         dtr_group *sub = &s->lane[l].group;
-        sub->size = l == DTR__HIER_INTRA ? s->nodes->count[s->home] : s->nodes->n;
+        sub->size = l == DTR__HIER_INTRA ? dtr__nodes_count(s->nodes, s->home) : s->nodes->n;
         sub->world_ranks = calloc((size_t)sub->size, sizeof *sub->world_ranks);
         sub->reported_ranks = calloc((size_t)sub->size, sizeof *sub->reported_ranks);
         all = all && sub->world_ranks != NULL && sub->reported_ranks != NULL;
@@ -122,7 +100,6 @@ static bool take_memory(const dtr_group *g, dtr__hier_state *s) {
  * their nodes. */
 static void describe_lane(const dtr_group *g, dtr__hier_state *s, dtr__hier_name name) {
     dtr_group *sub = &s->lane[name].group;
-    const dtr__mpi_nodes *nodes = s->nodes;
     const bool intra = name == DTR__HIER_INTRA;
     sub->world = g->world;
     sub->id = g->id;
@@ -131,9 +108,9 @@ static void describe_lane(const dtr_group *g, dtr__hier_state *s, dtr__hier_name
     sub->rank = intra ? s->local : s->home;
     memcpy(sub->name, g->name, sizeof sub->name);
     for (int i = 0; i < sub->size && (intra || dtr__hier_has_inter(s)); i++) {
-        const int at = intra ? nodes->first[s->home] + i : nodes->first[i] + s->local;
-        sub->reported_ranks[i] = nodes->member[at];
-        sub->world_ranks[i] = g->world_ranks[nodes->member[at]];
+        const int member = dtr__nodes_member(s->nodes, intra ? s->home : i, intra ? i : s->local);
+        sub->reported_ranks[i] = member;
+        sub->world_ranks[i] = g->world_ranks[member];
     }
 }
 

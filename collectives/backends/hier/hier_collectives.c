@@ -17,7 +17,7 @@ void dtr__hier_build_barrier(const dtr__hier_build *b) {
 
 static void broadcast_chunk(const dtr__hier_build *b, size_t at, size_t n) {
     dtr__hier_state *s = b->s;
-    int root_node = s->nodes->of[b->call->root];
+    int root_node = dtr__nodes_of(s->nodes, b->call->root);
     char *data = (char *)b->call->out + at * b->esize;
     dtr__hier_range mine = dtr__hier_slice(s, n, b->esize, s->local);
     bool sends = dtr__hier_has_inter(s) && mine.n != 0;
@@ -30,7 +30,7 @@ static void broadcast_chunk(const dtr__hier_build *b, size_t at, size_t n) {
                              .out_count = mine.n };
     dtr__hier_step intra = inter;
     if (s->home == root_node) {
-        intra.root = s->nodes->place[b->call->root];
+        intra.root = dtr__nodes_place(s->nodes, b->call->root);
         intra.in = intra.out = data;
         intra.in_count = intra.out_count = n;
         dtr__hier_add(s, DTR__HIER_INTRA, intra);
@@ -86,10 +86,10 @@ static void bring_together(const gathering *g, size_t k) {
     const dtr__hier_build *b = g->b;
     dtr__hier_range part = part_of(g, b->s->home, k), mine = { 0, 0 };
     size_t index = 0, *counts = dtr__hier_numbers(b->s, (size_t)b->intra, &index);
-    size_t at = dtr__block_offset(&g->blocks, dtr__mpi_lowest_rank(b->s->nodes, b->s->home)),
+    size_t at = dtr__block_offset(&g->blocks, dtr__nodes_member(b->s->nodes, b->s->home, 0)),
            own_at = 0;
     for (int i = 0; counts != NULL && i < b->intra; i++) {
-        size_t n = dtr__block_count(&g->blocks, dtr__mpi_lowest_rank(b->s->nodes, b->s->home) + i);
+        size_t n = dtr__block_count(&g->blocks, dtr__nodes_member(b->s->nodes, b->s->home, 0) + i);
         dtr__hier_range common = dtr__hier_common((dtr__hier_range){ at, n }, part);
         counts[i] = common.n;
         if (i == b->s->local) {

@@ -124,16 +124,17 @@ static void reduce_chunk(plan *p, size_t k) {
     bool to_all = b->call->kind == DTR__K_ALLREDUCE;
     size_t mine = reduce_intra(p, chunk.at, chunk.n, p->part[k & 1], p->sent[k & 1]);
     if (mine != 0) {
-        dtr__hier_add(s, DTR__HIER_INTER,
-                      (dtr__hier_step){ .kind = to_all ? DTR__K_ALLREDUCE : DTR__K_REDUCE,
-                                        .dtype = p->type,
-                                        .op = p->inter,
-                                        .root = to_all ? -1 : s->nodes->of[b->call->root],
-                                        .in = p->part[k & 1],
-                                        .out = p->sum[k & 1],
-                                        .in_count = mine,
-                                        .out_count = mine,
-                                        .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
+        dtr__hier_add(
+            s, DTR__HIER_INTER,
+            (dtr__hier_step){ .kind = to_all ? DTR__K_ALLREDUCE : DTR__K_REDUCE,
+                              .dtype = p->type,
+                              .op = p->inter,
+                              .root = to_all ? -1 : dtr__nodes_of(s->nodes, b->call->root),
+                              .in = p->part[k & 1],
+                              .out = p->sum[k & 1],
+                              .in_count = mine,
+                              .out_count = mine,
+                              .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
     }
     p->sent[k & 1] = dtr__hier_mark(s, DTR__HIER_INTER);
 }
@@ -149,7 +150,7 @@ static void collect_chunk(const plan *p, size_t k) {
         s, DTR__HIER_INTRA,
         (dtr__hier_step){ .kind = to_all ? DTR__K_ALLGATHERV : DTR__K_GATHERV,
                           .dtype = b->call->dtype,
-                          .root = to_all ? -1 : s->nodes->place[b->call->root],
+                          .root = to_all ? -1 : dtr__nodes_place(s->nodes, b->call->root),
                           .in = in,
                           .out = takes ? (char *)b->call->out + chunk.at * b->esize : NULL,
                           .in_count = mine,
@@ -164,8 +165,8 @@ void dtr__hier_build_allreduce(const dtr__hier_build *b) {
         return;
     }
     size_t n = b->call->in_count, n_chunks = n == 0 ? 1 : (n - 1) / p.chunk + 1;
-    bool collects =
-        b->call->kind == DTR__K_ALLREDUCE || b->s->nodes->of[b->call->root] == b->s->home;
+    bool collects = b->call->kind == DTR__K_ALLREDUCE ||
+                    dtr__nodes_of(b->s->nodes, b->call->root) == b->s->home;
     reduce_chunk(&p, 0);
     for (size_t k = 0; k < n_chunks; k++) {
         if (k + 1 < n_chunks) {
@@ -235,12 +236,12 @@ static void hand_out(const plan *p, const dtr__blocks *blocks, size_t k) {
     dtr__hier_range own = { dtr__block_offset(blocks, b->rank), dtr__block_count(blocks, b->rank) };
     dtr__hier_range mine = dtr__hier_slice(s, part.n, p->size, s->local);
     mine.at += part.at;
-    size_t at = dtr__block_offset(blocks, dtr__mpi_lowest_rank(s->nodes, s->home));
+    size_t at = dtr__block_offset(blocks, dtr__nodes_member(s->nodes, s->home, 0));
     for (int i = 0; i < b->intra; i++) {
         dtr__hier_range slice = dtr__hier_slice(s, part.n, p->size, i);
         slice.at += part.at;
         dtr__hier_range block = { at, dtr__block_count(
-                                          blocks, dtr__mpi_lowest_rank(s->nodes, s->home) + i) };
+                                          blocks, dtr__nodes_member(s->nodes, s->home, 0) + i) };
         gives[i] = dtr__hier_common(mine, block).n;
         takes[i] = dtr__hier_common(slice, own).n;
         at += block.n;

@@ -11,6 +11,7 @@
 #include "backends/mpi/mpi_internal.h"
 #include "core/backend.h"
 #include "core/call.h"
+#include "core/nodes.h"
 #include "core/team.h"
 
 typedef enum dtr__hier_lane_name {
@@ -48,7 +49,7 @@ typedef struct dtr__hier_lane {
 } dtr__hier_lane;
 
 typedef struct dtr__hier_state {
-    const dtr__mpi_nodes *nodes; /* of `mpi`: equal on all ranks */
+    const dtr__nodes *nodes; /* of the group: equal on all ranks */
     int home, local; /* the own node, and the place in it, which says which slice is its own */
     dtr__hier_lane lane[DTR__HIER_LANES];
     size_t *numbers; /* counts of the steps' v-forms */

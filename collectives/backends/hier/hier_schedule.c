@@ -43,9 +43,9 @@ dtr__hier_range dtr__hier_common(dtr__hier_range a, dtr__hier_range b) {
 }
 
 dtr__hier_range dtr__hier_region(const dtr__hier_build *b, const dtr__blocks *blocks, int d) {
-    const int first = dtr__mpi_lowest_rank(b->s->nodes, d);
+    const int first = dtr__nodes_member(b->s->nodes, d, 0);
     dtr__hier_range r = { dtr__block_offset(blocks, first), 0 };
-    for (int i = 0; i < b->s->nodes->count[d]; i++) {
+    for (int i = 0; i < dtr__nodes_count(b->s->nodes, d); i++) {
         r.n += dtr__block_count(blocks, first + i);
     }
     return r;

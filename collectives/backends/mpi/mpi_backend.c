@@ -63,13 +63,14 @@ static dtr__mpi_tuning tuning_of(const dtr_world *world) {
 static dtr_status mpi_open(dtr_group *group, void **result) {
     dtr__mpi_state *state = calloc(1, sizeof *state);
     dtr__mpi_sched *sched = dtr__mpi_sched_new();
-    if (state == NULL || sched == NULL || !dtr__mpi_nodes_new(group, &state->nodes)) {
+    if (state == NULL || sched == NULL) {
         free(state);
         dtr__mpi_sched_free(sched);
         return DTR_FAIL(NULL, DTR_ERR_NOMEM, "no memory for the mpi backend of group '%s'",
                         group->name);
     }
     state->tuning = tuning_of(group->world);
+    state->nodes = group->nodes;
     state->ring = wants_ring(group);
     state->sched = sched;
     state->cancel_patience = CANCEL_PATIENCE_S;
@@ -92,7 +93,6 @@ static void mpi_close(dtr_group *group, void *opaque) {
     }
     dtr__mpi_p2p_close(group, state, alive);
     dtr__mpi_sched_free(state->sched);
-    free(state->nodes);
     if (state->warnings > WARNINGS_MAX) {
         DTR_WARN(group->world,
                  "group '%s': %u operations in all were given up with transfers that MPI did not "

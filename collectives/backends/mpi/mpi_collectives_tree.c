@@ -5,7 +5,7 @@
  * blocks. Sums are made at the root, in rank order, as they are without a tree. */
 #include <stdlib.h>
 
-#include "core/team.h"
+#include "core/nodes.h"
 #include "mpi_internal.h"
 
 /* Bytes at the root, all ranks together: above, ranks that wait for each other are faster than a
@@ -18,70 +18,6 @@ enum {
     GATHER_MOST = 2 << 10,
     SCATTER_MOST = 64 << 10
 };
-
-static int node_of(const dtr_group *group, int member) {
-    return group->world->node_of[group->world_ranks[member]];
-}
-
-/* Nodes of the world by number: which one of the group each of them is, plus one; 0: none. Of the
- * group there are `*n`. */
-static int *numbers_new(const dtr_group *group, int *n) {
-    int highest = 0;
-    for (int i = 0; i < group->size; i++) {
-        highest = node_of(group, i) > highest ? node_of(group, i) : highest;
-    }
-    int *number = calloc((size_t)highest + 1, sizeof *number);
-    *n = 0;
-    for (int i = 0; i < group->size && number != NULL; i++) {
-        int *known = &number[node_of(group, i)];
-        *known = *known == 0 ? ++*n : *known;
-    }
-    return number;
-}
-
-/* Who is where, in `nodes` of `n` nodes. */
-static void number_members(const dtr_group *group, const int *number, int n,
-                           dtr__mpi_nodes *nodes) {
-    const size_t size = (size_t)group->size;
-    nodes->n = n;
-    nodes->of = (int *)(nodes + 1);
-    nodes->place = nodes->of + size;
-    nodes->member = nodes->place + size;
-    nodes->first = nodes->member + size;
-    nodes->count = nodes->first + n;
-    for (int i = 0; i < group->size; i++) {
-        nodes->of[i] = number[node_of(group, i)] - 1;
-        nodes->place[i] = nodes->count[nodes->of[i]]++;
-    }
-    nodes->least = nodes->count[0];
-    for (int d = 1; d < nodes->n; d++) {
-        nodes->first[d] = nodes->first[d - 1] + nodes->count[d - 1];
-        nodes->least = nodes->count[d] < nodes->least ? nodes->count[d] : nodes->least;
-    }
-    nodes->contiguous = true;
-    for (int i = 0; i < group->size; i++) {
-        const int at = nodes->first[nodes->of[i]] + nodes->place[i];
-        nodes->member[at] = i;
-        nodes->contiguous = nodes->contiguous && at == i;
-    }
-}
-
-bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **result) {
-    int n = 0, *number = numbers_new(group, &n);
-    const bool helps = n > 1 && n < group->size; /* else a tree over nodes gains nothing */
-    dtr__mpi_nodes *nodes = NULL;
-    if (helps) {
-        nodes = calloc(1, sizeof *nodes +
-                              (3 * (size_t)group->size + 2 * (size_t)n) * sizeof *nodes->of);
-    }
-    if (nodes != NULL) {
-        number_members(group, number, n, nodes);
-    }
-    const bool done = number != NULL && (nodes != NULL || !helps);
-    free(number);
-    *result = nodes;
-    return done;
-}
 
 /* Elements of a rank, where `most` bytes are the limit of the root. */
 static size_t fitting(size_t most, int size, dtr_dtype dtype) {
@@ -115,7 +51,7 @@ typedef struct edge {
 enum { CHILDREN = 4 /* two nodes, two ranks of the own one */ };
 typedef struct tree {
     const dtr__mpi_build *b;
-    const dtr__mpi_nodes *nodes;
+    const dtr__nodes *nodes;
     int home;             /* the root's node */
     int parent;           /* -1: this is the root */
     size_t n;             /* ranks of the own subtree, this one included */
@@ -130,12 +66,12 @@ static int node_at(const tree *t, int v) {
 }
 
 static int ranks_at(const tree *t, int v) {
-    return t->nodes->count[node_at(t, v)];
+    return dtr__nodes_count(t->nodes, node_at(t, v));
 }
 
 static int rank_at(const tree *t, int v, int j) {
-    int d = node_at(t, v), turn = v == 0 ? t->nodes->place[t->b->call->root] : 0;
-    return t->nodes->member[t->nodes->first[d] + (j + turn) % t->nodes->count[d]];
+    int d = node_at(t, v), turn = v == 0 ? dtr__nodes_place(t->nodes, t->b->call->root) : 0;
+    return dtr__nodes_member(t->nodes, d, (j + turn) % dtr__nodes_count(t->nodes, d));
 }
 
 static size_t ranks_between(const tree *t, int v, int end) {
@@ -152,11 +88,13 @@ static void add_child(tree *t, int peer, size_t at, size_t n) {
 
 /* Where this rank is: nodes first, since what goes to other nodes takes longest. */
 static tree plant(const dtr__mpi_build *b, size_t block) {
-    const dtr__mpi_nodes *nodes = b->state->nodes;
-    tree t = { .b = b, .nodes = nodes, .home = nodes->of[b->call->root], .block = block };
-    int v = (nodes->of[b->rank] - t.home + nodes->n) % nodes->n, n = ranks_at(&t, v);
-    int turn = v == 0 ? nodes->place[b->call->root] : 0;
-    int j = (nodes->place[b->rank] - turn + n) % n;
+    const dtr__nodes *nodes = b->state->nodes;
+    tree t = {
+        .b = b, .nodes = nodes, .home = dtr__nodes_of(nodes, b->call->root), .block = block
+    };
+    int v = (dtr__nodes_of(nodes, b->rank) - t.home + nodes->n) % nodes->n, n = ranks_at(&t, v);
+    int turn = v == 0 ? dtr__nodes_place(nodes, b->call->root) : 0;
+    int j = (dtr__nodes_place(nodes, b->rank) - turn + n) % n;
     const dtr__mpi_tree_place among = dtr__mpi_tree_place_of(v, nodes->n);
     const dtr__mpi_tree_place inside = dtr__mpi_tree_place_of(j, n);
     t.parent = j > 0 ? rank_at(&t, v, inside.parent) : v > 0 ? rank_at(&t, among.parent, 0) : -1;

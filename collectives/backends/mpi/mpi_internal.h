@@ -131,23 +131,15 @@ typedef struct dtr__mpi_tree_place {
 } dtr__mpi_tree_place;
 dtr__mpi_tree_place dtr__mpi_tree_place_of(int at, int n);
 
-/* Which ranks of a group are on which node; nodes in the order of their lowest ranks. */
-typedef struct dtr__mpi_nodes {
-    int n, least;       /* nodes, and the ranks that each of them has at least */
-    bool contiguous;    /* the ranks of every node follow each other in the group */
-    int *of, *place;    /* [size] node of a rank, and its place there */
-    int *first, *count; /* [n] of the members of each */
-    int *member;        /* [size] ranks, node after node */
-} dtr__mpi_nodes;
 typedef struct dtr__mpi_p2p dtr__mpi_p2p;
 typedef struct dtr__mpi_loose dtr__mpi_loose;
 
 /* Per group. */
 typedef struct dtr__mpi_state {
     dtr__mpi_tuning tuning;
-    bool ring;              /* several nodes with several ranks each: allgather as a ring */
-    dtr__mpi_nodes *nodes;  /* NULL: it is one, or each rank has its own */
-    dtr__mpi_sched *sched;  /* the collective under way, or ready for the next one */
+    const struct dtr__nodes *nodes; /* of the group; NULL: it is one, or each rank has its own */
+    bool ring;                      /* several nodes with several ranks each: allgather as a ring */
+    dtr__mpi_sched *sched;          /* the collective under way, or ready for the next one */
     dtr__mpi_sched *left;   /* schedules of cancelled works with transfers that did not end */
     dtr__message_pool pool; /* of point-to-point operations */
     dtr__mpi_p2p *live;     /* those under way, also of batches */
@@ -248,13 +240,8 @@ dtr_status dtr__mpi_compare_signatures(dtr__mpi_sched *s, const dtr_work *w);
 DTR__MPI_COLLECTIVES(DTR__MPI_BUILDER)
 #undef DTR__MPI_BUILDER
 
-/* mpi_collectives_tree.c. nodes_new: false when there is no memory; *nodes is freed with free, and
- * NULL where all ranks are on one node or each has a node to itself. fits: small enough, the same
- * answer on all ranks. build: true when it has built the whole schedule. */
-bool dtr__mpi_nodes_new(const dtr_group *group, dtr__mpi_nodes **nodes);
-static inline int dtr__mpi_lowest_rank(const dtr__mpi_nodes *nodes, int d) {
-    return nodes->member[nodes->first[d]];
-}
+/* mpi_collectives_tree.c. fits: small enough, the same answer on all ranks. build: true when it has
+ * built the whole schedule. */
 bool dtr__mpi_tree_fits(const dtr__call *c, int size);
 bool dtr__mpi_build_tree(const dtr__mpi_build *b);
 
