@@ -71,8 +71,9 @@ void dtr__control_close_sockets(dtr__control *c) {
 
 static bool make_tables(const dtr_world *world, dtr__control *c) {
     size_t n = (size_t)world->size, local = (size_t)world->local_size;
-    c->offer = calloc(n, sizeof *c->offer);
     c->received = calloc(n, sizeof *c->received);
+    c->numbered = calloc((size_t)world->node_count, sizeof *c->numbered);
+    c->directory.part = calloc(local, sizeof *c->directory.part);
     c->boards = calloc(local, sizeof *c->boards);
     c->read = calloc(2 * local, sizeof *c->read);
     c->asked = c->read != NULL ? c->read + local : NULL;
@@ -80,73 +81,72 @@ static bool make_tables(const dtr_world *world, dtr__control *c) {
     c->sent_votes = calloc(local * DTR__VOTE_ENTRIES, sizeof *c->sent_votes);
     c->node = calloc((size_t)world->node_count, sizeof *c->node);
     c->notes = calloc(n, sizeof *c->notes);
-    if (c->offer == NULL || c->received == NULL || c->boards == NULL || c->read == NULL ||
-        c->sent == NULL || c->sent_votes == NULL || c->node == NULL || c->notes == NULL) {
-        return false;
-    }
+    return c->received != NULL && c->numbered != NULL && c->directory.part != NULL &&
+           c->boards != NULL && c->read != NULL && c->sent != NULL && c->sent_votes != NULL &&
+           c->node != NULL && c->notes != NULL;
+}
+
+/* Who takes part, from what all have said. */
+typedef struct census {
+    bool all;
+    int without_hmac; /* the lowest rank, -1: none */
+} census;
+
+static census count(const dtr_world *world, const introduction *all) {
+    census found = { true, -1 };
     for (int r = world->size - 1; r >= 0; r--) {
-        c->node[world->node_of[r]].n_ranks++;
-        c->node[world->node_of[r]].lowest = r;
+        found.all = found.all && all[r].offer.takes_part;
+        found.without_hmac = all[r].offer.hmac ? found.without_hmac : r;
     }
-    return true;
+    return found;
 }
 
-/* Collective over the node: where all have a board that the others can see, they share them. */
-static dtr_status share_boards(dtr_world *world, dtr__control *c) {
-    size_t nbytes = dtr__board_bytes(world->size, world->node_count);
+/* Collective over the node: where all have memory that the others can see, they keep one directory
+ * together and see each other's boards; behind a board is a part of the directory. */
+static dtr_status share_memory(dtr_world *world, dtr__control *c) {
+    const size_t board = (dtr__board_bytes(world->size, world->node_count) + 63) / 64 * 64;
+    dtr__directory *d = &c->directory;
+    const size_t shared =
+        dtr__directory_plan(d, world, c->received, c->numbered, world->local_size);
     dtr_status s = DTR_OK;
-    void *const *each = dtr__arena_share(world, nbytes, &s);
+    void *const *each = dtr__arena_share(world, board + shared, &s);
+    DTR_TRY(s);
     c->alone = each == NULL;
-    c->board = each == NULL ? calloc(1, nbytes) : each[world->local_rank];
-    if (c->board != NULL) {
-        dtr__board_init(c->board, world->size, world->node_count);
+    if (c->alone) {
+        memset(c->numbered, 0, (size_t)world->node_count * sizeof *c->numbered);
+        const size_t whole = dtr__directory_plan(d, world, c->received, c->numbered, 1);
+        c->board = calloc(1, board + whole);
+        DTR_REQUIRE(c->board != NULL, NULL, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
+                    world->size);
+        d->part[0] = (char *)c->board + board;
+    } else {
+        c->board = each[world->local_rank];
     }
-    for (int i = 0; i < world->local_size && each != NULL; i++) {
+    dtr__board_init(c->board, world->size, world->node_count);
+    for (int i = 0; i < world->local_size && !c->alone; i++) {
         c->boards[i] = i != world->local_rank ? each[i] : NULL;
+        d->part[i] = (char *)each[i] + board;
     }
-    return s;
-}
-
-static bool is_same_place(const location *a, const location *b) {
-    return a->machine == b->machine && a->n_addresses == b->n_addresses && a->any == b->any &&
-           memcmp(a->address, b->address, sizeof a->address) == 0 &&
-           strncmp(a->host, b->host, sizeof a->host) == 0;
-}
-
-/* Each place once, in the memory in which they came. */
-static void keep_offers(const dtr_world *world, dtr__control *c) {
-    int n = 0;
-    c->place = (location *)c->received;
-    for (int r = 0; r < world->size; r++) {
-        const introduction one = c->received[r];
-        const int lowest = c->node[world->node_of[r]].lowest;
-        c->offer[r] = one.offer;
-        c->offer[r].place = lowest < r ? c->offer[lowest].place : -1;
-        if (lowest == r || !is_same_place(&one.place, &c->place[c->offer[r].place])) {
-            c->offer[r].place = n;
-            c->place[n] = one.place;
-            c->place[n++].host[sizeof one.place.host - 1] = '\0';
-        }
-    }
-    location *less = realloc(c->received, (size_t)n * sizeof *less);
-    c->place = less != NULL ? less : c->place;
-    c->received = NULL;
+    dtr__directory_write(d, world, c->received, c->numbered, c->alone ? 0 : world->local_rank);
+    return DTR_OK;
 }
 
 /* Everybody learns where everybody is, and the key by which they know each other. */
-static dtr_status exchange(dtr_world *world, dtr__control *c, const introduction *mine) {
+static dtr_status exchange(dtr_world *world, dtr__control *c, const introduction *mine,
+                           census *found) {
     DTR_TRY(dtr__exchange_broadcast(dtr__members_of(world), c->key, DTR__KEY_BYTES, 0));
     DTR_TRY(dtr__exchange_allgather(dtr__members_of(world), mine, c->received, sizeof *mine));
-    keep_offers(world, c);
-    return share_boards(world, c);
+    *found = count(world, c->received);
+    dtr_status s = share_memory(world, c);
+    free(c->received);
+    free(c->numbered);
+    c->received = NULL;
+    c->numbered = NULL;
+    return dtr__agree_status(dtr__members_of_node(world), s, "world creation");
 }
 
 /* How ranks prove who they are: alike on all, which is decided over MPI and so by nobody else. */
-static void choose_proof(dtr_world *world, dtr__control *c) {
-    int without = -1;
-    for (int r = world->size - 1; r >= 0; r--) {
-        without = c->offer[r].hmac ? without : r;
-    }
+static void choose_proof(dtr_world *world, dtr__control *c, int without) {
     c->hmac = without < 0;
     if (!c->hmac && world->rank == 0) {
         DTR_WARN(world,
@@ -159,13 +159,9 @@ static void choose_proof(dtr_world *world, dtr__control *c) {
 
 /* One rank without sockets, or with the switch off, means none for all: half a plane would take
  * silence for health. */
-static void judge(dtr_world *world, dtr__control *c, const char *why) {
-    bool all = true;
-    for (int r = 0; r < world->size; r++) {
-        all = all && c->offer[r].takes_part;
-    }
-    if (all) {
-        choose_proof(world, c);
+static void judge(dtr_world *world, dtr__control *c, census found, const char *why) {
+    if (found.all) {
+        choose_proof(world, c, found.without_hmac);
     } else {
         dtr__control_close_sockets(c);
     }
@@ -197,10 +193,9 @@ dtr_status dtr__control_open(dtr_world *world) {
                                   "no memory for the control plane of %d ranks", world->size)
                        : DTR_OK;
     DTR_TRY(dtr__agree_status(dtr__members_of(world), s, "world creation"));
-    DTR_TRY(exchange(world, c, &mine));
-    DTR_REQUIRE(c->board != NULL, &ctx, DTR_ERR_NOMEM, "no memory for the reports of %d ranks",
-                world->size);
-    judge(world, c, why);
+    census found;
+    DTR_TRY(exchange(world, c, &mine, &found));
+    judge(world, c, found, why);
     return DTR_OK;
 }
 
@@ -228,9 +223,9 @@ void dtr__control_close(dtr_world *world) {
     } else if (c->board != NULL) {
         dtr__arena_free(world, c->board);
     }
-    free(c->offer);
-    free(c->place);
     free(c->received);
+    free(c->numbered);
+    free((void *)c->directory.part);
     free((void *)c->boards);
     free(c->read);
     free(c->sent);
@@ -283,6 +278,6 @@ bool dtr__control_where(const dtr_world *world, int world_rank, const char **hos
         return false;
     }
     *host = dtr__control_place(world, world_rank)->host;
-    *pid = c->offer[world_rank].pid;
+    *pid = dtr__control_offer(world, world_rank)->pid;
     return true;
 }

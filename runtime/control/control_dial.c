@@ -70,10 +70,9 @@ static bool is_acting(const dtr_world *world, const dtr__control *c, int64_t now
 /* The first is the one that has worked. */
 static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr *address,
                        uint16_t *port) {
-    const dtr__control *c = world->control.plane;
-    const offer *to = &c->offer[rank];
+    const offer *to = dtr__control_offer(world, rank);
     const location *at = dtr__control_place(world, rank);
-    const rank_notes *has = &c->notes[rank];
+    const rank_notes *has = &world->control.plane->notes[rank];
     const bool known = !IN6_IS_ADDR_UNSPECIFIED(&has->known);
     const bool here = dtr__control_same_machine(world, rank);
     *port = to->port[0];
@@ -100,7 +99,7 @@ static bool address_of(const dtr_world *world, int rank, int i, struct in6_addr 
 
 /* World rank of a local rank of another node, -1: none. */
 static int rank_at(const dtr_world *world, int n, int local_rank) {
-    for (int r = world->control.plane->node[n].lowest; r < world->size; r++) {
+    for (int r = dtr__control_members(world->control.plane, n)->lowest; r < world->size; r++) {
         if (world->node_of[r] == n && world->local_rank_of[r] == local_rank) {
             return r;
         }
@@ -120,10 +119,10 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
             has->refused |= worth && n->refuses;
         }
         dtr__control_forget_tries(n);
-        n->turn = (n->turn + 1) % n->n_ranks;
+        n->turn = (n->turn + 1) % dtr__control_members(c, at)->n;
         if (n->turn == 0) { /* all have been tried */
             n->dial_ns = now + 500 * MS;
-            for (int r = n->lowest; r < world->size; r++) {
+            for (int r = dtr__control_members(c, at)->lowest; r < world->size; r++) {
                 c->notes[r].refused &= world->node_of[r] != at || c->notes[r].suspect_ns != 0;
             }
         }
@@ -141,7 +140,8 @@ static void dial(dtr_world *world, dtr__control *c, int at, int64_t now) {
 }
 
 static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
-    for (int r = c->node[at].lowest; c->node[at].n_suspects > 0 && r < world->size; r++) {
+    for (int r = dtr__control_members(c, at)->lowest; c->node[at].n_suspects > 0 && r < world->size;
+         r++) {
         if (world->node_of[r] == at && c->notes[r].suspect_ns != 0 && !c->notes[r].refused) {
             return true;
         }
@@ -150,7 +150,8 @@ static bool has_suspect(const dtr_world *world, const dtr__control *c, int at) {
 }
 
 static void warn_of_unmet(dtr_world *world, node *n, int at) {
-    const location *o = dtr__control_place(world, n->lowest);
+    const location *o =
+        dtr__control_place(world, dtr__control_members(world->control.plane, at)->lowest);
     n->warned = true;
     DTR_WARN(world,
              "node %d (host %s) cannot be reached over TCP (%s): what its ranks do and that they "
@@ -168,9 +169,9 @@ static void dial_node(dtr_world *world, dtr__control *c, int at, bool mine, int6
     }
     n->first_ns = n->first_ns != 0 ? n->first_ns : now;
     if (n->link != NULL && n->turn == world->local_rank_of[n->link->rank]) {
-        n->turn = (n->turn + 1) % n->n_ranks;
+        n->turn = (n->turn + 1) % dtr__control_members(c, at)->n;
     }
-    if (n->link == NULL || n->n_ranks > 1) {
+    if (n->link == NULL || dtr__control_members(c, at)->n > 1) {
         dial(world, c, at, now);
     }
     if (!n->met && !n->warned && dtr__ring_is_near(world->node_count, world->node, at) &&
@@ -183,7 +184,7 @@ static void dial_node(dtr_world *world, dtr__control *c, int at, bool mine, int6
 
 static bool is_out(const void *arg, int at) {
     const dtr__control *c = arg;
-    return c->node[at].n_out >= c->node[at].n_ranks;
+    return c->node[at].n_out >= dtr__control_members(c, at)->n;
 }
 
 typedef struct beyond {

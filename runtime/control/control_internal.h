@@ -9,12 +9,12 @@
 #include "base/world.h"
 #include "control/peers.h"
 #include "control/vote.h"
+#include "directory.h"
 #include "link.h"
 #include "ring.h"
 
 #define MS INT64_C(1000000)
 enum {
-    ADDRESSES = DTR__ADDRESSES,
     STRANGERS_MOST = 64,   /* connections that have proved nothing, beside one per node */
     ACCEPTED_MOST = 256,   /* in one round */
     REPORTS_PER_ROUND = 16 /* nodes that get the full report in one period */
@@ -26,29 +26,6 @@ enum {
 #define NEVER_MET_NS (10000 * MS)
 #define EARLY_NS (30000 * MS)  /* how long a failure record waits for its group to be made here */
 #define CUT_OFF_NS (1000 * MS) /* beyond the silence of all neighbours */
-
-/* Where a rank is, mostly as the others of its node: kept once for all that say the same. */
-typedef struct location {
-    uint64_t machine; /* equal where loopback leads from one to the other */
-    struct in6_addr address[ADDRESSES];
-    char host[64];
-    uint16_t n_addresses;
-    bool any; /* listens on all addresses, loopback among them, at port[0] */
-} location;
-
-typedef struct offer {
-    uint32_t pid;
-    int32_t place; /* in the table of the rank that keeps it */
-    bool takes_part;
-    bool hmac; /* built with */
-    uint16_t port[ADDRESSES];
-} offer;
-
-/* What a rank sends the others at world creation. */
-typedef struct introduction {
-    location place;
-    offer offer;
-} introduction;
 
 /* What has become of a rank of another node. */
 typedef struct rank_notes {
@@ -64,7 +41,6 @@ typedef struct node {
     dtr__link *call;        /* being dialed */
     int turn, address;      /* local rank and its address to be dialed next */
     int n_tried, n_refused; /* of the addresses of that rank */
-    int n_ranks, lowest;    /* world rank */
     int n_suspects, n_out;  /* of its ranks; out: failed, or left */
     bool near;              /* this node wants a connection to it: c->near */
     int64_t dial_ns;        /* not before */
@@ -86,9 +62,9 @@ typedef struct fact_list {
 /* All of it but `board`, `lock`, `ended` and `serves` is constant or belongs to the watchdog
  * thread. */
 struct dtr__control {
-    offer *offer;           /* [world size] */
-    location *place;        /* as many as there are different ones */
-    introduction *received; /* [world size] while it is opened */
+    dtr__directory directory;
+    introduction *received; /* [world size], and */
+    node_ranks *numbered;   /* [node count], while it is opened */
     unsigned char key[DTR__KEY_BYTES];
     bool hmac; /* proofs are made with it; else they are the key itself */
     int epoll;
@@ -119,8 +95,8 @@ struct dtr__control {
     size_t n_questions, cap_questions;
     dtr__link *links;
     int n_links, turn; /* turn: of the nodes that get a report */
-    node *node;        /* [node count] */
-    rank_notes *notes; /* [world size] memory is taken where there is something to note */
+    node *node;        /* [node count], and */
+    rank_notes *notes; /* [world size]: memory is taken where there is something to note */
     int n_suspects;
     dtr__control_rank_failed rank_failed; /* of the round that is being made */
 };
@@ -144,8 +120,15 @@ static inline bool dtr__control_is_silent(const dtr__control *c, const dtr__link
 }
 
 static inline const location *dtr__control_place(const dtr_world *world, int rank) {
-    const dtr__control *c = world->control.plane;
-    return &c->place[c->offer[rank].place];
+    return dtr__directory_place(&world->control.plane->directory, rank);
+}
+
+static inline const offer *dtr__control_offer(const dtr_world *world, int rank) {
+    return dtr__directory_offer(&world->control.plane->directory, rank);
+}
+
+static inline const node_ranks *dtr__control_members(const dtr__control *c, int at) {
+    return dtr__directory_node(&c->directory, at);
 }
 
 /* Loopback leads to ranks of the same host and network namespace only. */

@@ -113,9 +113,9 @@ static void send_all(const dtr_world *world, dtr__link *l, int to, dtr__wire_rep
 static void send_to(const dtr_world *world, dtr__control *c, int at, dtr__wire_report *d, size_t n,
                     int64_t now) {
     if (c->node[at].link == NULL) {
-        dtr__link *l = dtr__control_way(world, c, c->node[at].lowest, -1);
+        dtr__link *l = dtr__control_way(world, c, dtr__control_members(c, at)->lowest, -1);
         if (l != NULL && l->n_out < PASSED_ON_MOST) {
-            send_all(world, l, c->node[at].lowest, d, n);
+            send_all(world, l, dtr__control_members(c, at)->lowest, d, n);
         }
         return;
     }
@@ -133,7 +133,7 @@ void dtr__control_send_reports(const dtr_world *world, dtr__control *c, int64_t 
     dtr__wire_report *d = c->links != NULL ? make_reports(world, &n) : NULL;
     for (int i = 0, sent = 0; n > 0 && i < nodes && sent < REPORTS_PER_ROUND; i++) {
         const int at = (c->turn + i) % nodes;
-        if (at != world->node && c->node[at].n_out < c->node[at].n_ranks) {
+        if (at != world->node && c->node[at].n_out < dtr__control_members(c, at)->n) {
             send_to(world, c, at, d, n, now);
             sent++;
             c->turn = sent == REPORTS_PER_ROUND ? (at + 1) % nodes : c->turn;

@@ -52,7 +52,7 @@ static void clear_suspicion(const dtr_world *world, int rank) {
 /* Its node has not reported what became of it. */
 static void lose_suspect(dtr_world *world, int rank, int64_t now) {
     const char *host = dtr__control_place(world, rank)->host;
-    const uint32_t pid = world->control.plane->offer[rank].pid;
+    const uint32_t pid = dtr__control_offer(world, rank)->pid;
     dtr__rank_report d;
     char text[DTR__RANK_FAILURE_TEXT];
     if (dtr__control_report_of(world, rank, &d)) {
@@ -81,7 +81,7 @@ static void lose_node(dtr_world *world, int n, const char *why) {
             snprintf(text, sizeof text,
                      "rank %d (host %s, pid %u) is lost: node %d, host %s, has been silent for "
                      "%g s (%s)",
-                     r, host, c->offer[r].pid, n, host, c->silence_s, why);
+                     r, host, dtr__control_offer(world, r)->pid, n, host, c->silence_s, why);
             lose(world, r, DTR_ERR_REMOTE, text, false);
         }
     }
@@ -378,8 +378,9 @@ static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
         if (has->suspect_ns == 0) {
             continue;
         }
-        const node *n = &c->node[world->node_of[r]];
-        bool waited = n->n_ranks == 1 || now - has->suspect_ns > DETAILS_NS;
+        const dtr__link *call = c->node[world->node_of[r]].call;
+        bool waited = dtr__control_members(c, world->node_of[r])->n == 1 ||
+                      now - has->suspect_ns > DETAILS_NS;
         if (dtr__rank_failed(world, r) || has->gone || atomic_load(&c->ended)) {
             if (dtr__rank_failed(world, r)) {
                 lose(world, r, dtr__rank_failure_status(world, r), dtr__rank_failure(world, r),
@@ -388,7 +389,7 @@ static void judge_suspects(dtr_world *world, dtr__control *c, int64_t now) {
             clear_suspicion(world, r);
         } else if ((has->refused && waited) ||
                    ((double)(now - has->suspect_ns) * 1e-9 > c->silence_s &&
-                    !(dtr__control_is_listening(n->call) && n->call->rank == r))) {
+                    !(dtr__control_is_listening(call) && call->rank == r))) {
             lose_suspect(world, r, now);
             clear_suspicion(world, r);
         }

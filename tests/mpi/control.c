@@ -83,7 +83,7 @@ ssize_t our_send(int fd, const void *data, size_t nbytes, int flags) {
 
 /* To the first port of a rank, over loopback where that leads there. */
 static int call_rank(int r) {
-    const offer *o = &control()->offer[r];
+    const offer *o = dtr__control_offer(th_world(), r);
     const bool here = dtr__control_same_machine(th_world(), r);
     const struct in6_addr at = here ? dtr__socket_ipv4(htonl(INADDR_LOOPBACK))
                                     : dtr__control_place(th_world(), r)->address[0];
@@ -135,7 +135,7 @@ static int port_of(int fd, int (*name)(int, struct sockaddr *, socklen_t *),
 }
 
 static bool is_port_of(int r, int port) {
-    const offer *o = &control()->offer[r];
+    const offer *o = dtr__control_offer(th_world(), r);
     bool found = false;
     for (int i = 0; i < ADDRESSES; i++) {
         found |= port > 0 && o->port[i] == port;
@@ -344,7 +344,7 @@ END_TEST
 
 /* CP3: ports are open on the named interface and on no other. */
 START_TEST(CP3_one_interface) {
-    const offer *o = &control()->offer[th_rank()];
+    const offer *o = dtr__control_offer(th_world(), th_rank());
     const location *at = dtr__control_place(th_world(), th_rank());
     int n = 0;
     for (int fd = 3; fd < FDS_MOST; fd++) {

@@ -1,11 +1,13 @@
 /* What a rank works out about all ranks, for worlds that nobody can start here: the result is
  * right, and the steps grow as the ranks do. The files under test are compiled to count their basic
  * blocks (tests.cmake), so no clock is asked. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../runtime/control/control_internal.h"
 #include "core/nodes.h"
+#include "directory.h"
 #include "group/gpu_choice.h"
 #include "steps.h"
 #include "unit.h"
@@ -76,7 +78,7 @@ START_TEST(nodes_are_numbered) {
 }
 END_TEST
 
-/* A group of every second rank, so that each node has half of its ranks in it. */
+/* A group of every second rank, so that each node has half of its ranks in it, without the last. */
 static void find_nodes(int n, int (*node_at)(int r, int n)) {
     dtr_world w = numbered(2 * n, node_at);
     dtr_group *g = calloc(1, sizeof *g);
@@ -88,19 +90,19 @@ static void find_nodes(int n, int (*node_at)(int r, int n)) {
         ranks[i] = 2 * i + 1;
     }
     g->world = &w;
-    g->size = n;
+    g->size = n - 1;
     g->world_ranks = ranks;
     ck_assert(dtr__nodes_new(g, &nodes));
     ck_assert_ptr_nonnull(nodes);
     const bool blocks = node_at == in_blocks;
     const int here = blocks ? LOCAL / 2 : LOCAL;
     ck_assert_int_eq(nodes->n, n / here);
-    ck_assert_int_eq(nodes->least, here);
+    ck_assert_int_eq(nodes->least, here - 1);
     ck_assert_int_eq(nodes->contiguous, blocks);
     for (int d = 0; d < nodes->n; d++) {
-        ck_assert_int_eq(dtr__nodes_count(nodes, d), here);
+        ck_assert_int_eq(dtr__nodes_count(nodes, d), here - (d == nodes->n - 1));
     }
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < g->size; i++) {
         const int of = blocks ? i / here : i % nodes->n, place = blocks ? i % here : i / nodes->n;
         ck_assert_int_eq(dtr__nodes_of(nodes, i), of);
         ck_assert_int_eq(dtr__nodes_place(nodes, i), place);
@@ -187,6 +189,62 @@ END_TEST
 
 /* ---- suspects ---- */
 
+/* Where ranks are, kept by the eight ranks of a node: one rank of each node listens elsewhere. */
+static void keep_places(int n, int (*node_at)(int r, int n)) {
+    dtr_world w = numbered(n, node_at);
+    introduction *said = calloc((size_t)n, sizeof *said);
+    node_ranks *nodes = calloc((size_t)w.node_count, sizeof *nodes);
+    char *part[LOCAL];
+    dtr__directory d = { .part = part };
+    ck_assert(said != NULL && nodes != NULL);
+    for (int r = 0; r < n; r++) {
+        const int at = w.node_of[r];
+        said[r].offer = (offer){ .pid = (uint32_t)r + 1, .port = { (uint16_t)r } };
+        said[r].place.machine = (uint64_t)at;
+        said[r].place.n_addresses = w.local_rank_of[r] == 3;
+        snprintf(said[r].place.host, sizeof said[r].place.host, "host%d", at);
+    }
+    const size_t nbytes = dtr__directory_plan(&d, &w, said, nodes, LOCAL);
+    ck_assert_uint_le(nbytes, sizeof(offer) * (size_t)n / LOCAL +
+                                  2 * sizeof(location) * (size_t)n / LOCAL / LOCAL +
+                                  sizeof(node_ranks) * (size_t)n / LOCAL / LOCAL + 192);
+    for (int i = 0; i < LOCAL; i++) {
+        part[i] = calloc(1, nbytes);
+        ck_assert_ptr_nonnull(part[i]);
+        dtr__directory_write(&d, &w, said, nodes, i);
+    }
+    for (int r = 0; r < n; r++) {
+        const location *place = dtr__directory_place(&d, r);
+        const node_ranks *at = dtr__directory_node(&d, w.node_of[r]);
+        ck_assert_uint_eq(dtr__directory_offer(&d, r)->pid, (uint32_t)r + 1);
+        ck_assert_uint_eq(dtr__directory_offer(&d, r)->port[0], (uint16_t)r);
+        ck_assert_str_eq(place->host, said[r].place.host);
+        ck_assert_uint_eq(place->n_addresses, w.local_rank_of[r] == 3);
+        ck_assert_int_eq(at->n, LOCAL);
+        ck_assert_int_eq(at->lowest, node_at == in_blocks ? r / LOCAL * LOCAL : r % (n / LOCAL));
+    }
+    for (int i = 0; i < LOCAL; i++) {
+        free(part[i]);
+    }
+    free(said);
+    free(nodes);
+    forget(&w);
+}
+
+static void keep_blocks(int n) {
+    keep_places(n, in_blocks);
+}
+
+static void keep_in_turn(int n) {
+    keep_places(n, in_turn);
+}
+
+START_TEST(places_are_kept) {
+    grows_like_ranks(keep_blocks);
+    grows_like_ranks(keep_in_turn);
+}
+END_TEST
+
 /* A round of the watchdog of the last node, which has connections to all nodes and dials none,
  * while rank 0 is suspect and refuses. */
 static void suspect(int n) {
@@ -201,14 +259,14 @@ static void suspect(int n) {
     ck_assert(c->node != NULL && c->notes != NULL);
     for (int at = 0; at < w.node_count; at++) {
         c->node[at].link = link;
-        c->node[at].n_ranks = LOCAL;
-        c->node[at].lowest = at * LOCAL;
     }
+    c->directory = directory_new(&w, NULL);
     c->notes[0].suspect_ns = 1;
     c->notes[0].refused = true;
     c->n_suspects = c->node[0].n_suspects = 1;
     dtr__control_dial_nodes(&w, c, 0);
     ck_assert_ptr_null(c->node[0].call);
+    directory_free(&c->directory);
     free(c->notes);
     free(c->node);
     free(link);
@@ -228,6 +286,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, nodes_of_a_group_are_found);
     tcase_add_test(tc, every_rank_takes_its_gpu);
     tcase_add_test(tc, ranks_that_share_a_gpu_are_found);
+    tcase_add_test(tc, places_are_kept);
     tcase_add_test(tc, a_suspect_is_looked_for_on_its_node);
     suite_add_tcase(s, tc);
 }

@@ -1,5 +1,6 @@
 /* What the control plane calls is here: sockets, the clock, and what ranks do. */
 #include "nodes_unit.h"
+#include "directory.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -221,8 +222,7 @@ static void make_node(int i) {
     p->world.local_world = p->local_world;
     p->world.control.plane = c;
     c->node = calloc(n, sizeof *c->node);
-    c->offer = net.offer;
-    c->place = &net.place;
+    c->directory = net.directory;
     c->notes = calloc(n, sizeof *c->notes);
     c->sent = calloc(n, sizeof *c->sent);
     pthread_mutex_init(&c->lock, NULL);
@@ -239,10 +239,6 @@ static void make_node(int i) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ck_assert(p->lost && c->node && c->notes && c->sent && c->board != MAP_FAILED);
     dtr__board_init(c->board, net.n, net.n);
-    for (int k = 0; k < net.n; k++) {
-        c->node[k].n_ranks = 1;
-        c->node[k].lowest = k;
-    }
     make_votes(p);
 }
 
@@ -291,14 +287,17 @@ void begin(int n) {
     net.node_of = calloc((size_t)n, sizeof *net.node_of);
     net.local_rank_of = calloc((size_t)n, sizeof *net.local_rank_of);
     net.all = calloc((size_t)n, sizeof *net.all);
-    net.offer = calloc((size_t)n, sizeof *net.offer);
-    ck_assert(net.node && net.node_of && net.local_rank_of && net.all && net.offer);
-    net.place.n_addresses = 1;
-    net.place.address[0] = dtr__socket_ipv4(htonl(INADDR_LOOPBACK));
+    introduction *said = calloc((size_t)n, sizeof *said);
+    ck_assert(net.node && net.node_of && net.local_rank_of && net.all && said);
     for (int i = 0; i < n; i++) {
         net.node_of[i] = net.all[i] = i;
-        net.offer[i] = (offer){ .takes_part = true, .port = { (uint16_t)(i + 1) } };
+        said[i].offer = (offer){ .takes_part = true, .port = { (uint16_t)(i + 1) } };
+        said[i].place.n_addresses = 1;
+        said[i].place.address[0] = dtr__socket_ipv4(htonl(INADDR_LOOPBACK));
     }
+    const dtr_world world = { .size = n, .node_count = n, .node_of = net.node_of };
+    net.directory = directory_new(&world, said);
+    free(said);
     for (int i = 0; i < n; i++) {
         make_node(i);
     }
@@ -313,7 +312,7 @@ void finish(void) {
     free(net.node_of);
     free(net.local_rank_of);
     free(net.all);
-    free(net.offer);
+    directory_free(&net.directory);
 }
 
 /* Processes end: their connections are closed and their ports refuse. */

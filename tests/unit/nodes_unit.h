@@ -45,8 +45,7 @@ typedef struct pretended_net {
     pretended *node;
     pretended *at; /* whose round it is */
     int *node_of, *local_rank_of, *all;
-    offer *offer;
-    location place;
+    dtr__directory directory;
 } pretended_net;
 extern pretended_net net;
 

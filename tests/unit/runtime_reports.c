@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "control/control_internal.h"
+#include "directory.h"
 #include "failure/failure.h"
 #include "failure/peer_failure.h"
 #include "unit.h"
@@ -20,8 +21,6 @@ static struct {
     dtr_world world;
     dtr__control plane;
     node node[NODES];
-    offer offer[RANKS_MOST];
-    location place;
     int node_of[RANKS_MOST], local_rank_of[RANKS_MOST], local_world[1];
     rank_notes notes[RANKS_MOST];
     dtr__want sent[DTR__BOARD_WANTS];
@@ -51,8 +50,6 @@ static void begin_with(int ranks) {
     t.world.local_world = t.local_world;
     t.world.control.plane = c;
     c->node = t.node;
-    c->offer = t.offer;
-    c->place = &t.place;
     c->notes = t.notes;
     c->sent = t.sent;
     pthread_mutex_init(&c->lock, NULL);
@@ -77,15 +74,15 @@ static void begin_with(int ranks) {
         struct epoll_event e = { .events = EPOLLIN, .data.ptr = l };
         ck_assert_int_eq(epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &e), 0);
         (void)dtr__control_add_link(c, l);
-        t.node[i] = (node){ .link = l, .met = true, .n_ranks = ranks / NODES, .lowest = i };
+        t.node[i] = (node){ .link = l, .met = true };
         t.far[i] = ends[1];
     }
     for (int r = 0; r < ranks; r++) {
         t.node_of[r] = r % NODES;
         t.local_rank_of[r] = r / NODES;
     }
-    t.node[0] = (node){ .n_ranks = 1 };
     t.far[0] = -1;
+    c->directory = directory_new(&t.world, NULL);
 }
 
 static void begin(void) {
@@ -107,6 +104,7 @@ static void end(void) {
     pthread_mutex_destroy(&t.plane.lock);
     close(t.plane.epoll);
     free(t.plane.board);
+    directory_free(&t.plane.directory);
     free(t.plane.question);
 }
 

@@ -74,7 +74,7 @@ function(dtr_add_counted_test name)
 endfunction()
 dtr_add_counted_test(many_ranks
   FILES runtime/world/nodes.c collectives/core/nodes.c collectives/group/gpu_choice.c
-    runtime/control/control_dial.c)
+    runtime/control/control_dial.c runtime/control/directory.c)
 dtr_add_counted_test(many_ranks_agree
   FILES collectives/agreement/agree.c collectives/agreement/coordinator.c collectives/agreement/decide.c
     collectives/agreement/tree.c
