@@ -24,6 +24,7 @@ typedef struct dtr__group_backends {
     bool takes_devices;               /* device buffers may come */
     const dtr__backend *device_named; /* and then the one for them that the caller named, if any */
     char *asked, *chosen;             /* texts of dtr_group_info */
+    struct dtr__nodes *nodes;         /* core/nodes.h; NULL: it is one, or each rank has its own */
     uint64_t channel; /* of messages over TCP: the uid, with other high bits in a part of a group */
 } dtr__group_backends;
 
@@ -110,7 +111,6 @@ struct dtr_group {
     MPI_Comm comm; /* members in group-rank order, errors returned */
     MPI_Comm lent; /* a duplicate for the program, once asked for; lock of creations */
     int *world_ranks;
-    struct dtr__nodes *nodes; /* core/nodes.h; NULL: it is one, or each rank has its own */
     int *reported_ranks; /* NULL, or the ranks messages give: those of the group this is part of */
     char name[64];
     /* Limits of its operations where a call gives none, on the host and on CUDA buffers, and the

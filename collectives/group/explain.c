@@ -253,13 +253,13 @@ int dtr__why(int n_arg, char **arg) {
         status = 1;
     } else {
         make_up(&q, w, g, node_of, ranks);
-        status = dtr__nodes_new(g, &g->nodes)
+        status = dtr__nodes_new(g, &g->backends.nodes)
                      ? answer(&q, g, dtr__opt_text(&w->options, DTR__OPT_BACKEND))
                      : out_of_memory(&q);
         dtr__options_free(&w->options);
     }
     free(w);
-    free(g != NULL ? g->nodes : NULL);
+    free(g != NULL ? g->backends.nodes : NULL);
     free(g);
     free(node_of);
     free(ranks);

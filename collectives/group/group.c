@@ -66,7 +66,7 @@ dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_gro
     for (int i = 0; i < spec->size; i++) {
         g->rank = spec->world_ranks[i] == world->rank ? i : g->rank;
     }
-    if (!copy_facts(g, spec) || !dtr__nodes_new(g, &g->nodes)) {
+    if (!copy_facts(g, spec) || !dtr__nodes_new(g, &g->backends.nodes)) {
         dtr__group_free(g);
         return DTR_FAIL(&ctx, DTR_ERR_NOMEM, "no memory for a group of %d ranks", spec->size);
     }
@@ -81,7 +81,7 @@ dtr_status dtr__group_new(dtr_world *world, const dtr__group_spec *spec, dtr_gro
 
 void dtr__group_strip(dtr_group *group) {
     free(group->world_ranks);
-    free(group->nodes);
+    free(group->backends.nodes);
     free(group->label.desc);
     free(group->label.tag);
     free(group->backends.asked);
@@ -91,7 +91,7 @@ void dtr__group_strip(dtr_group *group) {
     dtr__error_copy_free(group->error);
     dtr__error_copy_free(atomic_exchange(&group->failure->reported, NULL));
     group->world_ranks = NULL;
-    group->nodes = NULL;
+    group->backends.nodes = NULL;
     group->label.desc = group->label.tag = group->backends.asked = group->backends.chosen = NULL;
     group->error = NULL;
 }

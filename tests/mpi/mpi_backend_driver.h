@@ -37,7 +37,7 @@ static inline void driver_open(driver *d) {
     MPI_Comm_dup(MPI_COMM_WORLD, &d->group.comm);
     MPI_Comm_set_errhandler(d->group.comm, MPI_ERRORS_RETURN);
     void *state = NULL;
-    TH_CHECK(dtr__nodes_new(&d->group, &d->group.nodes), "no memory for its nodes");
+    TH_CHECK(dtr__nodes_new(&d->group, &d->group.backends.nodes), "no memory for its nodes");
     TH_IS(dtr__backend_mpi.open(&d->group, &state), DTR_OK);
     d->state = state;
     TH_AGREE();
@@ -45,7 +45,7 @@ static inline void driver_open(driver *d) {
 
 static inline void driver_close(driver *d) {
     dtr__backend_mpi.close(&d->group, d->state);
-    free(d->group.nodes);
+    free(d->group.backends.nodes);
     MPI_Comm_free(&d->group.comm);
 }
 

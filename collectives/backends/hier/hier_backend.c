@@ -67,7 +67,7 @@ bool dtr__hier_by_nodes(const dtr_group *g, const dtr__hier_state *s, const dtr_
 
 static int hier_score(const dtr_group *g, const dtr__call *call, const char **why) {
     enum { BEST = 40, AS_MPI = 10 };
-    if (g->nodes == NULL) {
+    if (g->backends.nodes == NULL) {
         const int *node_of = g->world->node_of, last = g->world_ranks[g->size - 1];
         if (why != NULL) {
             *why = node_of[g->world_ranks[0]] == node_of[last]
@@ -76,13 +76,13 @@ static int hier_score(const dtr_group *g, const dtr__call *call, const char **wh
         }
         return 0;
     }
-    return call == NULL || by_nodes(g, call, g->nodes->contiguous, why) ? BEST : AS_MPI;
+    return call == NULL || by_nodes(g, call, g->backends.nodes->contiguous, why) ? BEST : AS_MPI;
 }
 
 /* ---- state ---- */
 
 static bool take_memory(const dtr_group *g, dtr__hier_state *s) {
-    s->nodes = g->nodes;
+    s->nodes = g->backends.nodes;
     s->home = dtr__nodes_of(s->nodes, g->rank);
     s->local = dtr__nodes_place(s->nodes, g->rank);
     bool all = true;

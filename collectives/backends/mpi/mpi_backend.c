@@ -70,7 +70,7 @@ static dtr_status mpi_open(dtr_group *group, void **result) {
                         group->name);
     }
     state->tuning = tuning_of(group->world);
-    state->nodes = group->nodes;
+    state->nodes = group->backends.nodes;
     state->ring = wants_ring(group);
     state->sched = sched;
     state->cancel_patience = CANCEL_PATIENCE_S;
