@@ -143,15 +143,17 @@ static void shm_close(dtr_group *g, void *opaque) {
         dtr__shm_withdraw(s->boards[g->rank], DTR__SHM_EVERYTHING);
     }
     dtr__shm_warn_kept(g, s);
-    /* Of a broken group the others may still be reading why, or fill their slots: that stays
-     * until the world ends. */
+    /* Of a broken group the others may still be reading why, fill their slots or write what they
+     * stage: that stays until the world ends. */
     const bool healthy = dtr__group_is_over(g);
     dtr__shm_p2p_free(g, s, healthy);
     if (healthy) {
         dtr__arena_free(g->world, s->own_control);
         dtr__arena_free(g->world, s->table);
     }
-    dtr__arena_free(g->world, s->stage);
+    if (healthy || g->size > 2) {
+        dtr__arena_free(g->world, s->own_stage);
+    }
     free(s->bounce);
     free(s->tables);
     free(s->boards);

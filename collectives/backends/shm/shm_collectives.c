@@ -61,16 +61,19 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
     op->zero_copy = dtr__shm_zero_fits(g, &w->call);
     bool in_slots = true;
     op->sliced = true;
+    op->swaps = g->size == 2;
     op->by_slices = dtr__shm_slices_fit(g, &w->call);
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
         op->zero_copy = op->zero_copy && slot->zero_copy;
         op->sliced = op->sliced && (slot->sliced || slot->zero_copy);
         op->by_slices = op->by_slices && slot->mode == DTR__SHM_STAGED;
+        op->swaps = op->swaps && slot->mode == DTR__SHM_STAGED;
         in_slots = in_slots && slot->mode <= DTR__SHM_IN_SLOT;
     }
     op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
     op->by_slices = op->by_slices && !op->zero_copy && !op->sliced;
+    op->swaps = op->swaps && !op->zero_copy && !op->sliced;
     op->quiet = in_slots && !op->zero_copy && !op->sliced;
     if (w->call.kind == DTR__K_ALLTOALLV) {
         dtr__shm_count_chunks(g, s, &w->call, true);
@@ -118,7 +121,7 @@ const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s
     if (!dtr__shm_has_posted(slot, dtr__shm_mark(op->n, k + slot->shift))) {
         return NULL;
     }
-    return dtr__shm_staged(g, s, c, r, k) + (op->n_blocks > 1 ? (size_t)g->rank : 0) * step;
+    return dtr__shm_staged(g, s, c, r, k) + dtr__shm_place_of(g, s, r, g->rank) * step;
 }
 
 static size_t clip(size_t nbytes, size_t at, size_t step) {
@@ -391,6 +394,9 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         op->phase = DTR__SHM_LEAVE;
     }
     *done = dtr__shm_may_leave(g, s, &w->call);
+    if (*done && op->swaps) {
+        dtr__shm_stage_swap(g, s);
+    }
     return *done && op->zero_copy && dtr__shm_lost_out(g, s, &w->call)
                ? dtr__shm_fail_lost_out(g, w)
                : DTR_OK;

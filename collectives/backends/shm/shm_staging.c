@@ -6,6 +6,8 @@
  * stores it costs the same everywhere, but the readers get it from memory. Which is better depends
  * on where the ranks run, and in a virtual machine that changes while they do, so both ways are
  * timed every now and then. */
+#include <string.h>
+
 #include "kernels/kernels.h"
 #include "shm_internal.h"
 
@@ -38,13 +40,14 @@ dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
     if (s->stage != NULL) {
         return DTR_OK;
     }
-    s->stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
-    if (s->stage == NULL || !dtr__arena_find(g->world, s->stage, 1, &owner, &offset)) {
+    s->own_stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
+    if (s->own_stage == NULL || !dtr__arena_find(g->world, s->own_stage, 1, &owner, &offset)) {
         return DTR_FAIL(
             NULL, DTR_ERR_NOMEM,
             "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
             g->name, 2 * s->chunk / 1024);
     }
+    s->stage = s->own_stage;
     s->stage_at = dtr__shm_pack(owner, offset);
     return DTR_OK;
 }
@@ -90,6 +93,10 @@ static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call
     return true;
 }
 
+size_t dtr__shm_place_of(const dtr_group *g, const dtr__shm_state *s, int giver, int reader) {
+    return s->op.n_blocks > 1 ? (size_t)(reader + g->size - giver - 1) % (size_t)g->size : 0;
+}
+
 /* Chunk `posted` of every piece of the input that others read; bytes. */
 static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                    unsigned char *to, bool nontemporal) {
@@ -99,8 +106,9 @@ static size_t fill(const dtr_group *g, const dtr__shm_state *s, const dtr__call 
         size_t offset = 0, nbytes = dtr__shm_piece(g, c, b, &offset), from = op->posted * op->step;
         if (from < nbytes && !(op->n_blocks > 1 && b == (size_t)g->rank)) {
             const size_t n = nbytes - from < op->step ? nbytes - from : op->step;
-            (nontemporal ? dtr__copy_nontemporal : dtr__copy)(to + b * op->step,
-                                                              op->in + offset + from, n);
+            (nontemporal ? dtr__copy_nontemporal
+                         : dtr__copy)(to + dtr__shm_place_of(g, s, g->rank, (int)b) * op->step,
+                                      op->in + offset + from, n);
             copied += n;
         }
     }
@@ -145,6 +153,16 @@ void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const vo
     if (from_on == 0 && !dtr__shm_trial_over(t)) {
         dtr__shm_trial_took(t, began, dtr__now_ns(), nbytes, WORTH);
     }
+}
+
+/* Two ranks that have read all that the other has staged go on in each other's memory: what a rank
+ * has just read is in its cache, and so costs less to write than its own, which the other has read.
+ * Who has read it all may write there at once: its owner is through with it. */
+void dtr__shm_stage_swap(const dtr_group *g, dtr__shm_state *s) {
+    s->stage_at = dtr__shm_slot_of(s, 1 - g->rank)->at;
+    s->stage = dtr__shm_unpack(g->world, s->stage_at);
+    memset(s->stage_used, 0, sizeof s->stage_used);
+    s->stage_bytes = s->stage_next = 0;
 }
 
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
