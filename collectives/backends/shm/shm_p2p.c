@@ -169,7 +169,7 @@ static void queue_either(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m) {
     if (m->base.is_send) {
         queue_send(g, p, m);
     } else {
-        dtr__shm_p2p_queue_receive(p, m);
+        dtr__shm_p2p_queue_receive(g, p, m);
     }
 }
 
@@ -371,9 +371,9 @@ static int receive_now(const dtr_group *g, dtr__shm_state *s, const dtr_p2p *op,
         return -1;
     }
     if (nbytes > 0) {
-        dtr__shm_copy(op->buf.data, dtr__shm_cell_data(cell, nbytes), nbytes);
+        dtr__shm_copy(op->buf.data, dtr__shm_cell_data(g, cell, nbytes), nbytes);
     }
-    dtr__shm_cell_taken(s->p2p, &s->p2p->in[peer], cell);
+    dtr__shm_cell_taken(g, s->p2p, peer, cell);
     return 1;
 }
 

@@ -24,13 +24,15 @@ typedef enum dtr__shm_cell_kind {
     DTR__SHM_PIECE /* `count` bytes of the long message in `slot` */
 } dtr__shm_cell_kind;
 
-/* Where the data of a long message is. */
+/* Where the data of a message is; of a short one behind its cell unless it is in a block. */
 typedef enum dtr__shm_where {
+    DTR__SHM_IN_CELL = 0,
     DTR__SHM_BY_PIECES = 1, /* it comes through the ring when the receiver asks for it */
     DTR__SHM_IN_ARENA,
     DTR__SHM_BY_KERNEL, /* in plain memory that the kernel reads for the receiver */
     DTR__SHM_BY_EITHER, /* the same, if the receiver sends meanwhile; by pieces otherwise */
-    DTR__SHM_OWN        /* sender and receiver are one process */
+    DTR__SHM_OWN,       /* sender and receiver are one process */
+    DTR__SHM_IN_BLOCK   /* in a block, which is the receiver's from now on */
 } dtr__shm_where;
 
 /* Whole lines; `mark` is written last, with release. */
@@ -87,12 +89,22 @@ typedef struct dtr__shm_queue {
     dtr__shm_msg *head, *tail;
 } dtr__shm_queue;
 
+/* Memory behind a ring for one short message. Who has read one puts its own next message to that
+ * rank there: what it has just read is in its cache, and costs less to write than its ring, which
+ * the other has read. */
+typedef struct dtr__shm_block {
+    uint64_t at; /* packed */
+    unsigned char *data;
+} dtr__shm_block;
+
 /* The two ends of channels. `at`: line of the next cell. */
 typedef struct dtr__shm_out {
     dtr__shm_channel *channel;  /* NULL until the first message */
     uint64_t at, pushed, taken; /* taken: as seen last */
-    dtr__shm_queue queue;       /* not in the ring yet */
-    uint64_t busy;              /* slots, one bit each */
+    dtr__shm_block block[2];    /* those of the two ranks that this one has, the newest last */
+    int n_blocks;
+    dtr__shm_queue queue; /* not in the ring yet */
+    uint64_t busy;        /* slots, one bit each */
     dtr__shm_msg *slot[DTR__SHM_LONG_MESSAGES];
 } dtr__shm_out;
 
@@ -113,7 +125,7 @@ typedef struct dtr__shm_p2p {
     dtr__shm_early *kept, *spare;       /* memory for small ones; what is free of it */
     size_t n_kept;
     dtr__message_pool pool;
-    size_t channel_bytes, short_max, piece;
+    size_t channel_bytes, block_bytes, short_max, piece;
     uint64_t stage_nontemporal; /* the threshold; 0: pieces go nontemporal the caches where `trial`
                                    finds it fast */
     dtr__shm_trial trial;
@@ -140,17 +152,16 @@ bool dtr__shm_push_long(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_out *out, 
 void dtr__shm_push_pieces(dtr__shm_p2p *p, dtr__shm_out *out, dtr__shm_msg *m);
 /* The next cell of a channel, NULL while there is none; and that it has been used. */
 const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, int peer);
-void dtr__shm_cell_taken(dtr__shm_p2p *p, dtr__shm_in *in, const dtr__shm_cell *cell);
+void dtr__shm_cell_taken(const dtr_group *g, dtr__shm_p2p *p, int peer, const dtr__shm_cell *cell);
 static inline dtr__shm_cell_kind dtr__shm_cell_kind_of(const dtr__shm_cell *cell) {
     return (dtr__shm_cell_kind)(atomic_load_explicit(&cell->mark, memory_order_relaxed) & 0xff);
 }
-static inline const void *dtr__shm_cell_data(const dtr__shm_cell *cell, size_t nbytes) {
-    return nbytes <= DTR__SHM_CELL_FIRST ? (const void *)cell->first : (const void *)(cell + 1);
-}
+/* Of a short message. */
+const void *dtr__shm_cell_data(const dtr_group *g, const dtr__shm_cell *cell, size_t nbytes);
 
 /* shm_p2p_match.c: receives and messages find each other. queue_receive: it looks among the
  * messages that came early. take: what is in the channel from `peer`. */
-void dtr__shm_p2p_queue_receive(dtr__shm_p2p *p, dtr__shm_msg *m);
+void dtr__shm_p2p_queue_receive(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m);
 void dtr__shm_unpost(dtr__shm_queue *q, dtr__shm_msg *m);
 dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer);
 void dtr__shm_early_free(dtr__shm_p2p *p, dtr__shm_early *e);

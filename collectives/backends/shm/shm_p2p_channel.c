@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels/kernels.h"
 #include "shm_p2p.h"
 
 #ifndef MADV_POPULATE_READ
@@ -16,6 +17,7 @@ enum {
     CHANNEL_LEAST = 20 << 10,
     CHANNEL_MOST = 512 << 10,
     SHORT_MOST = 64 << 10, /* bytes of a message that is copied through the ring unasked */
+    BLOCK_LEAST = 2 << 10, /* of one that goes in a block */
     HELPED_TIMES = 64, /* cma_p2p, up to which a sender that only waits copies half of the way */
     PIECE_MOST = 32 << 10,
     EXPECTED_MOST = 80, /* lines: 4 KiB and what is beside them */
@@ -55,7 +57,8 @@ dtr_status dtr__shm_p2p_need(const dtr_group *g, dtr__shm_state *s) {
     }
     p->channel_bytes = dtr__shm_channel_bytes(
         s->sharers, dtr__opt_number(&g->world->options, DTR__OPT_SHM_STAGING));
-    const size_t ring = p->channel_bytes - sizeof(dtr__shm_channel);
+    p->block_bytes = at_most(p->channel_bytes / 8 / DTR__SHM_LINE * DTR__SHM_LINE, SHORT_MOST);
+    const size_t ring = p->channel_bytes - p->block_bytes - sizeof(dtr__shm_channel);
     p->short_max = at_most(ring / 4, SHORT_MOST + sizeof(dtr__shm_cell)) - sizeof(dtr__shm_cell);
     p->piece = at_most(ring / 4, PIECE_MOST + DTR__SHM_LINE) - DTR__SHM_LINE;
     for (size_t i = 0; i < p->n_kept; i++) {
@@ -157,8 +160,12 @@ dtr_status dtr__shm_out_open(const dtr_group *g, dtr__shm_state *s, int peer) {
                 g->name, nbytes, peer);
     map_pages(channel, nbytes, MADV_POPULATE_WRITE);
     memset(channel, 0, sizeof *channel + DTR__SHM_LINE); /* and the mark of the first cell */
-    channel->lines = (nbytes - sizeof *channel) / DTR__SHM_LINE;
+    const size_t ring = nbytes - s->p2p->block_bytes - sizeof *channel;
+    channel->lines = ring / DTR__SHM_LINE;
     out->channel = channel;
+    out->block[out->n_blocks++] =
+        (dtr__shm_block){ .at = dtr__shm_pack(owner, offset + sizeof *channel + ring),
+                          .data = channel->ring + ring };
     atomic_store_explicit(dtr__shm_offer(s, peer, g->rank), dtr__shm_pack(owner, offset) + 1,
                           memory_order_release);
     return DTR_OK;
@@ -229,19 +236,26 @@ static void describe(dtr__shm_cell *cell, size_t count, uint32_t dtype, int tag,
 
 bool dtr__shm_push_short(dtr__shm_p2p *p, dtr__shm_out *out, const dtr_p2p *op, size_t nbytes,
                          const char *site) {
-    const bool small = nbytes <= DTR__SHM_CELL_FIRST;
-    const uint64_t lines = lines_of(sizeof(dtr__shm_cell) + (small ? 0 : nbytes));
+    const bool small = nbytes <= DTR__SHM_CELL_FIRST,
+               blocked = out->n_blocks > 0 && nbytes >= BLOCK_LEAST && nbytes <= p->block_bytes;
+    const uint64_t lines = lines_of(sizeof(dtr__shm_cell) + (small || blocked ? 0 : nbytes));
     dtr__shm_cell *cell = reserve(out, lines);
     if (cell == NULL) {
         return false;
     }
     describe(cell, op->buf.count, (uint32_t)op->buf.dtype, op->tag, site);
-    if (nbytes > 0) {
+    const dtr__shm_block *block = blocked ? &out->block[out->n_blocks - 1] : NULL;
+    cell->where = blocked ? DTR__SHM_IN_BLOCK : DTR__SHM_IN_CELL;
+    if (blocked) {
+        cell->at = block->at;
+        dtr__copy(block->data, op->buf.data, nbytes);
+    } else if (nbytes > 0) {
         dtr__shm_copy(small ? (void *)cell->first : (void *)(cell + 1), op->buf.data, nbytes);
     }
     if (dtr__shm_has_withdrawn(p->own, DTR__SHM_BUFFERS)) {
         return false; /* it may have changed meanwhile */
     }
+    out->n_blocks -= blocked;
     show(p, out, cell, lines, DTR__SHM_SHORT);
     return true;
 }
@@ -340,11 +354,23 @@ const dtr__shm_cell *dtr__shm_cell_next(const dtr_group *g, dtr__shm_state *s, i
         if ((mark & 0xff) != DTR__SHM_PAD) {
             return mark == 0 ? NULL : cell;
         }
-        dtr__shm_cell_taken(s->p2p, in, cell);
+        dtr__shm_cell_taken(g, s->p2p, peer, cell);
     }
 }
 
-void dtr__shm_cell_taken(dtr__shm_p2p *p, dtr__shm_in *in, const dtr__shm_cell *cell) {
+const void *dtr__shm_cell_data(const dtr_group *g, const dtr__shm_cell *cell, size_t nbytes) {
+    return cell->where == DTR__SHM_IN_BLOCK ? dtr__shm_unpack(g->world, cell->at)
+           : nbytes <= DTR__SHM_CELL_FIRST  ? (const void *)cell->first
+                                            : (const void *)(cell + 1);
+}
+
+void dtr__shm_cell_taken(const dtr_group *g, dtr__shm_p2p *p, int peer, const dtr__shm_cell *cell) {
+    dtr__shm_in *in = &p->in[peer];
+    dtr__shm_out *out = &p->out[peer];
+    if (dtr__shm_cell_kind_of(cell) == DTR__SHM_SHORT && cell->where == DTR__SHM_IN_BLOCK) {
+        out->block[out->n_blocks++] =
+            (dtr__shm_block){ .at = cell->at, .data = dtr__shm_unpack(g->world, cell->at) };
+    }
     const uint64_t lines = atomic_load_explicit(&cell->mark, memory_order_relaxed) >> 8;
     in->at += lines;
     in->taken += lines;

@@ -52,8 +52,8 @@ static void refuse(dtr__shm_p2p *p, const dtr__shm_msg *m) {
     answer(p, m, DTR__SHM_REFUSES);
 }
 
-static void deliver(dtr__shm_p2p *p, dtr__shm_msg *m, int source, const dtr__shm_cell *cell,
-                    bool is_short) {
+static void deliver(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m, int source,
+                    const dtr__shm_cell *cell, bool is_short) {
     m->base.peer = source;
     m->base.announced = true;
     m->slot = cell->slot;
@@ -71,7 +71,8 @@ static void deliver(dtr__shm_p2p *p, dtr__shm_msg *m, int source, const dtr__shm
             return; /* its work has ended */
         }
         if (m->base.nbytes > 0) {
-            dtr__shm_copy(m->base.data, dtr__shm_cell_data(cell, m->base.nbytes), m->base.nbytes);
+            dtr__shm_copy(m->base.data, dtr__shm_cell_data(g, cell, m->base.nbytes),
+                          m->base.nbytes);
         }
         m->done = true;
     } else {
@@ -83,13 +84,13 @@ static void deliver(dtr__shm_p2p *p, dtr__shm_msg *m, int source, const dtr__shm
     }
 }
 
-void dtr__shm_p2p_queue_receive(dtr__shm_p2p *p, dtr__shm_msg *m) {
+void dtr__shm_p2p_queue_receive(const dtr_group *g, dtr__shm_p2p *p, dtr__shm_msg *m) {
     dtr__shm_early *before = NULL;
     for (dtr__shm_early *e = p->early; e != NULL; before = e, e = e->next) {
         if (fits(m, e->source, e->cell.tag)) {
             *(before != NULL ? &before->next : &p->early) = e->next;
             p->last_early = p->last_early == e ? before : p->last_early;
-            deliver(p, m, e->source, &e->cell, e->cell.where == 0);
+            deliver(g, p, m, e->source, &e->cell, e->cell.where == DTR__SHM_IN_CELL);
             dtr__shm_early_free(p, e);
             return;
         }
@@ -133,8 +134,10 @@ static dtr_status put_aside(const dtr_group *g, dtr__shm_p2p *p, int source,
                 g->name, nbytes, source);
     *e = (dtr__shm_early){ .source = source };
     memcpy(&e->cell, cell, sizeof e->cell);
-    memcpy(&e->cell + 1, cell + 1, behind);
-    e->cell.where = is_short ? 0 : cell->where;
+    if (behind > 0) {
+        memcpy(&e->cell + 1, dtr__shm_cell_data(g, cell, nbytes), behind);
+    }
+    e->cell.where = is_short ? DTR__SHM_IN_CELL : cell->where;
     *(p->last_early != NULL ? &p->last_early->next : &p->early) = e;
     p->last_early = e;
     return DTR_OK;
@@ -177,10 +180,10 @@ dtr_status dtr__shm_take(const dtr_group *g, dtr__shm_state *s, int peer) {
             DTR_TRY(put_aside(g, p, peer, cell, kind == DTR__SHM_SHORT));
         } else {
             dtr__shm_unpost(&p->posted, m);
-            deliver(p, m, peer, cell, kind == DTR__SHM_SHORT);
+            deliver(g, p, m, peer, cell, kind == DTR__SHM_SHORT);
             last = p->posted.head == NULL;
         }
-        dtr__shm_cell_taken(p, in, cell);
+        dtr__shm_cell_taken(g, p, peer, cell);
     }
     return DTR_OK;
 }
