@@ -1,20 +1,27 @@
 /* The channels of the shm backend. */
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "backends/shm/shm_p2p.h"
 #include "harness.h"
 #include "parts.h"
+#include "settings.h"
 #include "world/world.h"
 
-static const dtr__shm_p2p *channels_of(const dtr_group *g) {
+static const dtr__shm_state *state_of(const dtr_group *g) {
     for (int b = 0; b < DTR__MAX_BACKENDS; b++) {
         if (g->backends.table[b] == &dtr__backend_shm) {
-            return ((const dtr__shm_state *)g->backends.state[b])->p2p;
+            return g->backends.state[b];
         }
     }
     return NULL;
+}
+
+static const dtr__shm_p2p *channels_of(const dtr_group *g) {
+    const dtr__shm_state *s = state_of(g);
+    return s != NULL ? s->p2p : NULL;
 }
 
 /* Bit 63 of a page's word says that it is mapped, bit 62 that it has been since. */
@@ -92,6 +99,140 @@ START_TEST(channels_are_mapped_and_have_room) {
 }
 END_TEST
 
+/* ---- memory that two ranks hand to each other ---- */
+
+enum { MESSAGE = 16 << 10, TIMES = 21 /* odd */ };
+static unsigned char there[MESSAGE], here[MESSAGE];
+
+static void send_it(dtr_group *g, int number) {
+    memset(there, 2 * number + g->rank, sizeof there);
+    TH_IS(dtr_send(g, dtr_cpu(there, MESSAGE, DTR_U8), 1 - g->rank, 3, NULL, NULL), DTR_OK);
+}
+
+static void receive_it(dtr_group *g, int number) {
+    const unsigned char want = (unsigned char)(2 * number + 1 - g->rank);
+    int wrong = 0;
+    memset(here, ~want, sizeof here);
+    TH_IS(dtr_recv(g, dtr_cpu(here, MESSAGE, DTR_U8), 1 - g->rank, 3, NULL, NULL), DTR_OK);
+    for (int i = 0; i < MESSAGE; i++) {
+        wrong += here[i] != want;
+    }
+    TH_CHECK(wrong == 0, "message %d: %d bytes are wrong", number, wrong);
+}
+
+/* The blocks that this rank has for messages to the other one. */
+static const dtr__shm_out *to_other(const dtr_group *g) {
+    return &channels_of(g)->out[1 - g->rank];
+}
+
+/* An answer takes the block of its message. */
+static void to_and_fro(dtr_group *g) {
+    uint64_t first = 0;
+    for (int i = 0; i < TIMES; i++) {
+        g->rank == 0 ? send_it(g, i) : receive_it(g, i);
+        g->rank == 0 ? receive_it(g, i) : send_it(g, i);
+        first = i == 0 ? to_other(g)->block[0].at : first;
+        TH_CHECK(to_other(g)->n_blocks == 1 && to_other(g)->block[0].at == first,
+                 "after answer %d: %d blocks", i, to_other(g)->n_blocks);
+    }
+}
+
+/* Messages that cross each other change blocks. */
+static void across(dtr_group *g) {
+    for (int i = 0; i < TIMES; i++) {
+        const uint64_t had = to_other(g)->block[0].at;
+        send_it(g, i);
+        TH_CHECK(to_other(g)->n_blocks == 0, "%d blocks are left", to_other(g)->n_blocks);
+        receive_it(g, i);
+        TH_CHECK(to_other(g)->n_blocks == 1 && to_other(g)->block[0].at != had,
+                 "after message %d: %d blocks", i, to_other(g)->n_blocks);
+    }
+}
+
+/* Who only sends gives its block away and goes on in its ring, also where nobody receives yet. */
+static void one_way(dtr_group *g, int from) {
+    for (int i = 0; i < TIMES && g->rank == from; i++) {
+        send_it(g, i);
+    }
+    TH_IS(dtr_barrier(g, NULL, NULL), DTR_OK);
+    for (int i = 0; i < TIMES && g->rank != from; i++) {
+        receive_it(g, i);
+    }
+    TH_CHECK(to_other(g)->n_blocks == (g->rank == from ? 0 : 2), "%d blocks of two",
+             to_other(g)->n_blocks);
+}
+
+/* Two ranks of one node; NULL: this is none of them. */
+static dtr_group *pair_of(dtr_world *w) {
+    dtr_group *g = NULL;
+    TH_OK(dtr_group_split(dtr_world_group(w), th_rank() < 2 ? 0 : DTR_COLOR_NONE, 0, NULL, &g));
+    return g;
+}
+
+/* P2P11 */
+START_TEST(blocks_go_to_and_fro) {
+    dtr_group *g = pair_of(th_world());
+    if (g != NULL) {
+        to_and_fro(g);
+        across(g);
+        one_way(g, 0);
+        one_way(g, 1);
+        one_way(g, 1);
+        TH_IS(dtr_group_destroy(g), DTR_OK);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+static void exchange_all(dtr_group *g, int number, dtr_status want) {
+    static float in[MESSAGE], out[2 * MESSAGE];
+    for (int i = 0; i < MESSAGE; i++) {
+        in[i] = (float)(number + g->rank * i);
+    }
+    const size_t n = want == DTR_OK ? MESSAGE : (size_t)(MESSAGE - g->rank);
+    TH_IS(dtr_allgather(g, dtr_cpu(in, n, DTR_F32), dtr_cpu(out, 2 * n, DTR_F32), NULL, NULL),
+          want);
+    int wrong = 0;
+    for (int i = 0; i < 2 * MESSAGE && want == DTR_OK; i++) {
+        wrong += out[i] != (float)(number + i / MESSAGE * (i % MESSAGE));
+    }
+    TH_CHECK(wrong == 0, "call %d: %d elements are wrong", number, wrong);
+}
+
+static void go_on_in_the_others(dtr_group *g) {
+    for (int i = 0; i < TIMES; i++) {
+        exchange_all(g, i, DTR_OK);
+        const dtr__shm_state *s = state_of(g);
+        TH_CHECK((s->stage == s->own_stage) == (i % 2 == 1), "after call %d", i);
+    }
+}
+
+/* Two ranks that have exchanged something go on in each other's staging memory. Where the group
+ * breaks it stays: the other one may yet write there. */
+START_TEST(staging_memory_goes_to_and_fro) {
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_CMA", "off", "DTR_TUNE", "slices=0");
+    for (int broken = 0; broken < 2; broken++) {
+        const size_t before = dtr__arena_used(w);
+        dtr_group *g = pair_of(w);
+        if (g != NULL) {
+            go_on_in_the_others(g);
+            const size_t used = dtr__arena_used(w);
+            TH_CHECK(used > before + MESSAGE, "%zu bytes are staging memory", used - before);
+            if (broken) {
+                exchange_all(g, 0, DTR_ERR_MISMATCH);
+            }
+            TH_IS(dtr_group_destroy(g), DTR_OK);
+            TH_CHECK(broken ? dtr__arena_used(w) >= used : dtr__arena_used(w) == before,
+                     "of %zu bytes %zu are left", used, dtr__arena_used(w));
+        }
+    }
+    TH_AGREE();
+    TH_OK(dtr_world_destroy(w));
+}
+END_TEST
+
 void shm_ways_channels(TCase *tc) {
+    th_add(tc, blocks_go_to_and_fro, 2, 0);
+    th_add(tc, staging_memory_goes_to_and_fro, 2, 0);
     th_add(tc, channels_are_mapped_and_have_room, 2, 0);
 }

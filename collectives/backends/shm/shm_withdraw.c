@@ -26,8 +26,9 @@
  * and their place is never given to anybody else (dtr__arena_keep).
  *
  * All else that a rank stores into memory of others belongs to the library: slots, marks and texts
- * in the blocks that a rank keeps for others, the ends of channels, answers to messages. Of a
- * broken group that stays where it is until the world ends. */
+ * in the blocks that a rank keeps for others, the ends of channels, answers to messages, and what
+ * two ranks hand to each other to write into, staging memory and blocks of channels. Of a broken
+ * group that stays where it is until the world ends. */
 #include "control/peers.h"
 #include "core/work.h"
 #include "shm_internal.h"
