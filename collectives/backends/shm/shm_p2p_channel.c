@@ -17,7 +17,7 @@ enum {
     CHANNEL_LEAST = 20 << 10,
     CHANNEL_MOST = 512 << 10,
     SHORT_MOST = 64 << 10, /* bytes of a message that is copied through the ring unasked */
-    BLOCK_LEAST = 2 << 10, /* of one that goes in a block */
+    BLOCK_LEAST = 1 << 10, /* of one that goes in a block */
     HELPED_TIMES = 64, /* cma_p2p, up to which a sender that only waits copies half of the way */
     PIECE_MOST = 32 << 10,
     EXPECTED_MOST = 80, /* lines: 4 KiB and what is beside them */
