@@ -187,7 +187,7 @@ START_TEST(ranks_that_share_a_gpu_are_found) {
 }
 END_TEST
 
-/* ---- suspects ---- */
+/* ---- where ranks are ---- */
 
 /* Where ranks are, kept by the eight ranks of a node: one rank of each node listens elsewhere. */
 static void keep_places(int n, int (*node_at)(int r, int n)) {
@@ -244,6 +244,8 @@ START_TEST(places_are_kept) {
     grows_like_ranks(keep_in_turn);
 }
 END_TEST
+
+/* ---- suspects ---- */
 
 /* A round of the watchdog of the last node, which has connections to all nodes and dials none,
  * while rank 0 is suspect and refuses. */
