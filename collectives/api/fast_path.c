@@ -328,7 +328,7 @@ static progress look(dtr_group *g, dtr__fast_path *p, noted *n) {
     for (unsigned polls = 1;; polls++) {
         int found = b->fast_path_poll(g, state, p);
         if (found > 0) {
-            finish_record(g, p, *n, polls < at_once && !p->moves.zero);
+            finish_record(g, p, *n, polls < at_once && !p->moves.zero && !p->moves.whole);
             return FINISHED;
         }
         bool over = found < 0 || (polls > at_first && !alone(g, polls, has_thread, &backoff));

@@ -1,4 +1,4 @@
-/* The fast path: small blocking operations that a program calls again and again.
+/* The fast path: blocking operations of little data that a program calls again and again.
  *
  * The first call with a signature goes the ordinary way. What that found out - that its arguments
  * are good, its fingerprint, its backend, the text of its record - stays with the group. The next

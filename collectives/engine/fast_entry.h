@@ -18,6 +18,7 @@ typedef struct dtr__moves {
     bool fills;      /* no input becomes the output: the operator's identity */
     bool pairs;      /* only giver and taker know how much it is: to be compared */
     bool runs_ahead; /* in a run of such calls it waits only for ranks it takes from */
+    bool whole;      /* takes all steps of other calls, only without a work */
     bool zero;       /* everybody's buffers are in node-shared memory and are reduced there */
     dtr__reducer reducer;
     int from, until; /* group ranks whose data it copies otherwise; empty: nobody's */

@@ -348,11 +348,11 @@ START_TEST(two_threads) {
 }
 END_TEST
 
-enum { KINDS_WITH_ROOT = 6 };
+enum { KINDS_WITH_ROOT = 6, ROW_MOST = 9000 }; /* elements of a rank, which no slot holds */
 
 /* Call `i` of a row: `kind` with this root, `n` elements of every rank. */
 static void call_of_row(dtr_group *g, int kind, int root, size_t n, int i) {
-    static int32_t mine[MOST_RANKS * 700], got[MOST_RANKS * 700];
+    static int32_t mine[MOST_RANKS * ROW_MOST], got[MOST_RANKS * ROW_MOST];
     static size_t counts[MOST_RANKS];
     const size_t size = (size_t)th_size(), all = size * n;
     const bool at_root = th_rank() == root;
@@ -400,7 +400,7 @@ static void call_of_row(dtr_group *g, int kind, int root, size_t n, int i) {
 /* In a row of equal calls ranks run ahead of those they need not wait for: nothing that these have
  * not read is overwritten, and what comes after the row, of whatever kind, finds its place. */
 START_TEST(rows_with_a_root) {
-    static const size_t lengths[] = { 1, 2, 12, 100, 400, 700 };
+    static const size_t lengths[] = { 1, 2, 12, 100, 400, 700, ROW_MOST };
     const int n_lengths = (int)(sizeof lengths / sizeof lengths[0]);
     for (int what = 0; what < KINDS_WITH_ROOT * n_lengths; what++) {
         const int kind = what % KINDS_WITH_ROOT, root = what % th_size();

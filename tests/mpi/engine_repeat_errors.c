@@ -1,9 +1,20 @@
-/* Small blocking collectives called again and again: what goes wrong in the short way through the
- * engine ends as in the ordinary one (WRK10, DBG6, CHK12, EA4). */
+/* Blocking collectives called again and again: what goes wrong in the short way through the engine
+ * ends as in the ordinary one (WRK10, DBG6, CHK12, EA4). That way differs for calls of up to 8 KiB,
+ * which fit into slots, and for longer ones. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine_repeat.h"
+
+enum { LONG = 5000 }; /* elements of four bytes, of calls that do not fit into slots */
+
+static int32_t ins[LONG + 4], outs[LONG + 4];
+
+static void expect_good(dtr_group *g, size_t n, int times) {
+    for (int i = 0; i < times; i++) {
+        TH_IS(reduce_here(g, i32s(ins, n), i32s(outs, n), DTR_SUM, NULL), DTR_OK);
+    }
+}
 
 /* The test has broken its group on some ranks: let all know, so that its end is local. */
 static void all_break(void) {
@@ -13,33 +24,45 @@ static void all_break(void) {
 }
 
 /* DBG6: one rank calls something else after many equal calls; all say so, nothing is written. */
-static void disagree(dtr_op op, size_t count, dtr_dtype dtype, const char *word) {
-    int32_t x[4] = { 1, 2, 3, 4 }, y[4] = { -1, -1, -1, -1 };
+static void disagree(size_t n, dtr_op op, size_t more, dtr_dtype dtype, const char *word) {
     bool odd = th_rank() == th_size() - 1;
+    const size_t count = odd ? n + more : n;
     warm_up(th_group());
-    TH_IS(reduce_here(th_group(), dtr_cpu(x, odd ? count : 1, odd ? dtype : DTR_I32),
-                      dtr_cpu(y, odd ? count : 1, odd ? dtype : DTR_I32), odd ? op : DTR_SUM, NULL),
+    expect_good(th_group(), n, 3);
+    memset(outs, -1, sizeof outs);
+    TH_IS(reduce_here(th_group(), dtr_cpu(ins, count, odd ? dtype : DTR_I32),
+                      dtr_cpu(outs, count, odd ? dtype : DTR_I32), odd ? op : DTR_SUM, NULL),
           DTR_ERR_MISMATCH);
     TH_MESSAGE(word);
     TH_MESSAGE("engine_repeat.h:");
-    TH_CHECK(y[0] == -1 && y[3] == -1, "a buffer was written: %d", y[0]);
-    TH_IS(reduce_here(th_group(), i32s(x, 1), i32s(y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+    TH_CHECK(outs[0] == -1 && outs[n + 2] == -1, "a buffer was written: %d", outs[0]);
+    TH_IS(reduce_here(th_group(), i32s(ins, n), i32s(outs, n), DTR_SUM, NULL), DTR_ERR_MISMATCH);
     TH_AGREE();
     th_good_allreduce(dtr_world_group(th_world()));
 }
 
 START_TEST(other_operator) {
-    disagree(DTR_MAX, 1, DTR_I32, "op");
+    disagree(1, DTR_MAX, 0, DTR_I32, "op");
+}
+END_TEST
+
+START_TEST(other_operator_long) {
+    disagree(LONG, DTR_MAX, 0, DTR_I32, "op");
 }
 END_TEST
 
 START_TEST(other_count) {
-    disagree(DTR_SUM, 3, DTR_I32, "count");
+    disagree(1, DTR_SUM, 2, DTR_I32, "count");
+}
+END_TEST
+
+START_TEST(other_count_long) {
+    disagree(LONG, DTR_SUM, 2, DTR_I32, "count");
 }
 END_TEST
 
 START_TEST(other_dtype) {
-    disagree(DTR_SUM, 1, DTR_F32, "dtype");
+    disagree(1, DTR_SUM, 0, DTR_F32, "dtype");
 }
 END_TEST
 
@@ -93,54 +116,71 @@ START_TEST(other_kind) {
 END_TEST
 
 /* The first calls may reach the limit too where the machine is busy. */
-static void leave_out_rank_0(double limit) {
+static void leave_out_rank_0(size_t n, double limit) {
     dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
     dtr_group *g = NULL;
-    int32_t x = 1, y = 0;
+    dtr_buffer x = i32s(ins, n), y = i32s(outs, n);
     o.timeout_s = limit;
     TH_IS(dtr_group_split(th_group(), 0, th_rank(), &o, &g), DTR_OK);
-    for (int i = 0; i < 20; i++) {
-        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_OK);
-    }
+    expect_good(g, n, 20);
     th_barrier();
     if (th_rank() != 0) {
-        TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
+        TH_IS(reduce_here(g, x, y, DTR_SUM, NULL), DTR_ERR_TIMEOUT);
         TH_MESSAGE("allreduce #21");
         TH_MESSAGE("rank 0");
         TH_MESSAGE("engine_repeat.h:");
     }
     th_barrier();
-    TH_IS(reduce_here(g, i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_TIMEOUT);
+    TH_IS(reduce_here(g, x, y, DTR_SUM, NULL), DTR_ERR_TIMEOUT);
     TH_MESSAGE("allreduce #21");
     TH_CHECK(dtr_group_status(g) == DTR_ERR_TIMEOUT, "group status %d", dtr_group_status(g));
     TH_IS(dtr_group_destroy(g), DTR_OK);
 }
 
 /* WRK10, CHK12: a rank that does not come; who comes late learns it at once. */
-START_TEST(absent_rank) {
+static void miss_rank_0(size_t n) {
     double limit = 1;
     do {
-        leave_out_rank_0(limit);
+        leave_out_rank_0(n, limit);
     } while (th_patience(&limit));
     TH_AGREE();
     th_good_allreduce(th_group());
 }
+
+START_TEST(absent_rank) {
+    miss_rank_0(1);
+}
+END_TEST
+
+START_TEST(absent_rank_long) {
+    miss_rank_0(LONG);
+}
 END_TEST
 
 /* Rank 0 aborts while the others wait inside. */
-START_TEST(aborted_inside) {
-    int32_t x = 1, y = 0;
+static void abort_inside(size_t n) {
+    dtr_buffer x = i32s(ins, n), y = i32s(outs, n);
     warm_up(th_group());
+    expect_good(th_group(), n, 3);
     th_barrier();
     if (th_rank() == 0) {
         TH_IS(dtr_group_abort(th_group(), "no more of this"), DTR_OK);
     } else {
-        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
+        TH_IS(reduce_here(th_group(), x, y, DTR_SUM, NULL), DTR_ERR_ABORTED);
         TH_MESSAGE("no more of this");
     }
-    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_ABORTED);
+    TH_IS(reduce_here(th_group(), x, y, DTR_SUM, NULL), DTR_ERR_ABORTED);
     TH_MESSAGE("no more of this");
     all_break();
+}
+
+START_TEST(aborted_inside) {
+    abort_inside(1);
+}
+END_TEST
+
+START_TEST(aborted_inside_long) {
+    abort_inside(LONG);
 }
 END_TEST
 
@@ -206,14 +246,18 @@ END_TEST
 static void make(Suite *s) {
     TCase *tc = th_case(s, "errors", 60);
     th_add(tc, other_operator, 2, 0);
+    th_add(tc, other_operator_long, 2, 0);
     th_add(tc, other_count, 2, 0);
+    th_add(tc, other_count_long, 2, 0);
     th_add(tc, other_dtype, 2, 0);
     ADD_OF_ONE_NODE(tc, other_kind);
     ADD_OF_ONE_NODE(tc, other_block);
     ADD_OF_ONE_NODE(tc, other_kind_after_a_row);
     ADD_OF_ONE_NODE(tc, other_row);
     th_add(tc, absent_rank, 2, 0);
+    th_add(tc, absent_rank_long, 2, 0);
     th_add(tc, aborted_inside, 2, 0);
+    th_add(tc, aborted_inside_long, 2, 0);
 }
 
 int main(int argc, char **argv) {

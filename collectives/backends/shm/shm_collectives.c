@@ -45,24 +45,25 @@ static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__c
             dtr__shm_gives_asked(g, s, c, r));
 }
 
-static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all) {
+/* False: not all have come, or one of them calls something else. */
+static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
     uint64_t mark = dtr__shm_mark(op->n, 0);
     for (; op->arrived < g->size; op->arrived++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, op->arrived);
         if (!dtr__shm_has_posted(slot, mark)) {
-            *all = false;
-            return DTR_OK;
+            return false;
         }
-        if (slot->fingerprint != w->call.fingerprint || !counts_fit(g, s, &w->call, op->arrived)) {
-            return dtr__shm_mismatch(g, s, w);
+        if (slot->fingerprint != c->fingerprint || !counts_fit(g, s, c, op->arrived)) {
+            op->wrong = DTR__SHM_DISAGREE;
+            return false;
         }
     }
-    op->zero_copy = dtr__shm_zero_fits(g, &w->call);
+    op->zero_copy = dtr__shm_zero_fits(g, c);
     bool in_slots = true;
     op->sliced = true;
     op->swaps = g->size == 2;
-    op->by_slices = dtr__shm_slices_fit(g, &w->call);
+    op->by_slices = dtr__shm_slices_fit(g, c);
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
         op->zero_copy = op->zero_copy && slot->zero_copy;
@@ -71,16 +72,15 @@ static dtr_status arrive(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *all
         op->swaps = op->swaps && slot->mode == DTR__SHM_STAGED;
         in_slots = in_slots && slot->mode <= DTR__SHM_IN_SLOT;
     }
-    op->sliced = op->sliced && w->call.kind == DTR__K_ALLREDUCE && !op->zero_copy;
+    op->sliced = op->sliced && c->kind == DTR__K_ALLREDUCE && !op->zero_copy;
     op->by_slices = op->by_slices && !op->zero_copy && !op->sliced;
     op->swaps = op->swaps && !op->zero_copy && !op->sliced;
     op->quiet = in_slots && !op->zero_copy && !op->sliced;
-    if (w->call.kind == DTR__K_ALLTOALLV) {
-        dtr__shm_count_chunks(g, s, &w->call, true);
+    if (c->kind == DTR__K_ALLTOALLV) {
+        dtr__shm_count_chunks(g, s, c, true);
     }
     s->seen = op->n;
-    *all = true;
-    return DTR_OK;
+    return true;
 }
 
 /* ---- pull ---- */
@@ -286,21 +286,21 @@ static bool show_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
 }
 
 /* True when nothing is left to stage and to pull. */
-static bool pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
+static bool pull(dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
+                 bool *any_moved) {
     dtr__shm_op *op = &s->op;
-    const dtr__call *c = &w->call;
     if (op->zero_copy) {
-        return dtr__shm_zero_pull(g, s, c, budget, &w->moved);
+        return dtr__shm_zero_pull(g, s, c, budget, any_moved);
     }
     if (op->sliced) {
-        return dtr__shm_attach_pull(g, s, w, budget);
+        return dtr__shm_attach_pull(g, s, c, budget, any_moved);
     }
     for (size_t total = 0; op->posted < op->chunks_out || op->pulled < op->chunks_in;) {
         size_t moved = 0;
         bool posted = show_chunk(g, s, c);
         bool pulled = op->pulled < op->chunks_in && pull_chunk(g, s, c, &moved);
         total += moved + (posted ? op->step : 0);
-        w->moved = w->moved || posted || pulled || moved > 0;
+        *any_moved = *any_moved || posted || pulled || moved > 0;
         if ((!posted && !pulled) || total >= budget) {
             return op->posted >= op->chunks_out && op->pulled >= op->chunks_in;
         }
@@ -332,44 +332,47 @@ bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__
 }
 
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
-    s->op = (dtr__shm_op){ .n = ++s->n, .size = dtr_dtype_size(c->dtype) };
+    s->op = (dtr__shm_op){ .n = ++s->n, .size = dtr_dtype_size(c->dtype), .whole = true };
     s->same_as = 0;
 }
 
 /* Who has not come yet finds it there. */
-static void stage_ahead(dtr_group *g, dtr__shm_state *s, dtr_work *w) {
+static void stage_ahead(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool *moved) {
     const bool staged = dtr__shm_slot_of(s, g->rank)->mode == DTR__SHM_STAGED;
-    while (staged && !dtr__kind_reduces(w->call.kind) && show_chunk(g, s, &w->call)) {
-        w->moved = true;
+    while (staged && !dtr__kind_reduces(c->kind) && show_chunk(g, s, c)) {
+        *moved = true;
     }
 }
 
-static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done) {
+/* Where something is wrong, which op->wrong says, it comes to the same place when called again. */
+static dtr_status move(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool *moved,
+                       bool *done) {
     dtr__shm_op *op = &s->op;
+    op->wrong = DTR__SHM_NOTHING_WRONG;
     if (op->phase == DTR__SHM_NEW) {
         if (!dtr__shm_is_free(g, s, 1)) {
             return DTR_OK;
         }
-        DTR_TRY(dtr__shm_prepare(g, s, &w->call));
+        DTR_TRY(dtr__shm_prepare(g, s, c));
         op->phase = DTR__SHM_SHOW;
     }
     if (op->phase == DTR__SHM_SHOW) {
-        if (!dtr__shm_fill_slot(g, s, &w->call)) {
+        if (!dtr__shm_fill_slot(g, s, c)) {
             return DTR_OK;
         }
         op->phase = DTR__SHM_ARRIVE;
     }
     if (op->phase == DTR__SHM_ARRIVE) {
-        bool all = false;
-        DTR_TRY(arrive(g, s, w, &all));
-        if (!all) {
-            stage_ahead(g, s, w);
+        if (!arrive(g, s, c)) {
+            if (op->wrong == DTR__SHM_NOTHING_WRONG) {
+                stage_ahead(g, s, c, moved);
+            }
             return DTR_OK;
         }
         if (!dtr__shm_enter(s->boards[g->rank])) {
             return DTR_OK;
         }
-        copy_own(g, s, &w->call);
+        copy_own(g, s, c);
         dtr__shm_leave(s->boards[g->rank]);
         if (!op->zero_copy && !op->sliced && op->chunks_in == 0) {
             dtr__shm_publish_finished(g, s);
@@ -380,10 +383,11 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         if (!dtr__shm_enter(s->boards[g->rank])) {
             return DTR_OK;
         }
-        bool complete = pull(g, s, w, DTR__SHM_BUDGET);
+        bool complete = pull(g, s, c, DTR__SHM_BUDGET, moved);
         dtr__shm_leave(s->boards[g->rank]);
         if (op->attach_errno != 0) {
-            return dtr__shm_attach_failed(g, s, w);
+            op->wrong = DTR__SHM_UNREADABLE;
+            return DTR_OK;
         }
         if (!complete) {
             return DTR_OK;
@@ -393,13 +397,14 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done)
         }
         op->phase = DTR__SHM_LEAVE;
     }
-    *done = dtr__shm_may_leave(g, s, &w->call);
+    *done = dtr__shm_may_leave(g, s, c);
     if (*done && op->swaps) {
         dtr__shm_stage_swap(g, s);
     }
-    return *done && op->zero_copy && dtr__shm_lost_out(g, s, &w->call)
-               ? dtr__shm_fail_lost_out(g, w)
-               : DTR_OK;
+    if (*done && op->zero_copy && dtr__shm_lost_out(g, s, c)) {
+        op->wrong = DTR__SHM_LOST;
+    }
+    return DTR_OK;
 }
 
 void dtr__shm_end(dtr__shm_state *s) {
@@ -412,5 +417,27 @@ dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *
     if (broken != 0 && s->op.n >= broken >> 2) { /* earlier ones can still be finished */
         return dtr__shm_broken(g, s, w);
     }
-    return move(g, s, w, done);
+    DTR_TRY(move(g, s, &w->call, &w->moved, done));
+    switch (s->op.wrong) {
+    case DTR__SHM_DISAGREE:
+        return dtr__shm_mismatch(g, s, w);
+    case DTR__SHM_UNREADABLE:
+        return dtr__shm_attach_failed(g, s, w);
+    case DTR__SHM_LOST:
+        return dtr__shm_fail_lost_out(g, w);
+    default:
+        return DTR_OK;
+    }
+}
+
+int dtr__shm_poll_call(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    bool moved = false, done = false;
+    if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0 ||
+        move(g, s, c, &moved, &done) < 0 || s->op.wrong != DTR__SHM_NOTHING_WRONG) {
+        return -1;
+    }
+    if (done) {
+        dtr__shm_end(s);
+    }
+    return done;
 }

@@ -159,8 +159,8 @@ static bool fetch_pieces(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     return true;
 }
 
-bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget) {
-    const dtr__call *c = &w->call;
+bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
+                          bool *any_moved) {
     dtr__shm_op *op = &s->op;
     size_t longest = 0; /* of all slices; they differ by a cache line */
     for (int r = 0; r < g->size; r++) {
@@ -186,7 +186,7 @@ bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t b
             moved = p.nbytes * (size_t)g->size;
         }
         bool fetched = op->fetched < pieces && fetch_pieces(g, s, c, &moved);
-        w->moved = w->moved || moved > 0;
+        *any_moved = *any_moved || moved > 0;
         total += moved;
         if (p.nbytes == 0 && op->fetched >= pieces) {
             return true;

@@ -1,6 +1,6 @@
 /* The fast path on shared memory: a slot with all the data in it, and the others' slots polled
  * until they are filled. Slots say the same as in shm_collectives.c, so that each rank may go
- * either way.
+ * either way. What does not fit into slots takes the steps of that file, without a work.
  */
 #include <sched.h>
 #include <string.h>
@@ -15,15 +15,15 @@
 #include "shm_p2p.h"
 
 enum {
-    EXPECTED = 1024,        /* bytes of the next slot that are fetched ahead, */
-    EXPECTED_LATER = 4096,  /* ... and up to here once the data of this one has come */
-    TOGETHER = 256,         /* bytes beside a slot that are fetched with it */
-    ZERO_MOST = 256 * 1024, /* bytes reduced where they lie, which is done at one go */
-    RUN_AHEAD_AFTER = 8,    /* calls that wait for everybody before ranks run ahead */
-    FEW_RANKS = 8,          /* whose next slots are fetched ahead */
-    AHEAD = 3,              /* slots from the present one to the own one that is fetched while
-                               others lag behind: to fetch one takes longer than such a call */
-    POLLS_ELSEWHERE = 400,  /* at single ranks, while all that are missing run elsewhere */
+    EXPECTED = 1024,         /* bytes of the next slot that are fetched ahead, */
+    EXPECTED_LATER = 4096,   /* ... and up to here once the data of this one has come */
+    TOGETHER = 256,          /* bytes beside a slot that are fetched with it */
+    WHOLE_MOST = 256 * 1024, /* bytes of calls that do not fit into slots */
+    RUN_AHEAD_AFTER = 8,     /* calls that wait for everybody before ranks run ahead */
+    FEW_RANKS = 8,           /* whose next slots are fetched ahead */
+    AHEAD = 3,               /* slots from the present one to the own one that is fetched while
+                                others lag behind: to fetch one takes longer than such a call */
+    POLLS_ELSEWHERE = 400,   /* at single ranks, while all that are missing run elsewhere */
 };
 
 static bool scatters(dtr__kind k) {
@@ -99,9 +99,13 @@ bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dt
     if (dtr__kind_is_p2p(c->kind)) {
         return dtr__shm_p2p_fast_accept(s, c);
     }
-    const bool zero = c->kind == DTR__K_ALLREDUCE && s->op.zero_copy && give <= ZERO_MOST;
-    if (c->op == DTR_PREMUL_SUM || (!zero && !is_small(g, s, c, give))) {
+    const bool zero = c->kind == DTR__K_ALLREDUCE && s->op.zero_copy && give <= WHOLE_MOST;
+    if (c->op == DTR_PREMUL_SUM) {
         return false;
+    }
+    if (!zero && !is_small(g, s, c, give)) {
+        *m = (dtr__moves){ .parts = parts, .whole = true };
+        return give <= WHOLE_MOST && c->out_count * dtr_dtype_size(c->dtype) <= WHOLE_MOST;
     }
     if (zero && c->in == c->out && dtr__shm_stage_need(g, state) != DTR_OK) {
         return false; /* such a call had no use for it if its data fits into a slot */
@@ -238,8 +242,13 @@ bool dtr__shm_fast_path_start(dtr_group *g, void *state, const dtr__fast_path *p
     if (g->world->cpus.oversubscribed) {
         show_cpu(s);
     }
+    if (p->moves.whole) {
+        dtr__shm_begin(s, &p->call);
+        return true;
+    }
     s->op.n = ++s->n;
     s->op.phase = DTR__SHM_ARRIVE;
+    s->op.whole = false;
     s->same_count = s->same_as == p->id ? s->same_count + 1 : 0;
     s->same_as = p->id;
     s->op.arrived = runs_ahead(s, p) ? p->moves.from : 0;
@@ -406,6 +415,9 @@ int dtr__shm_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p) 
     if (p->p2p) {
         return dtr__shm_p2p_fast_poll(g, s, &p->call);
     }
+    if (p->moves.whole) {
+        return dtr__shm_poll_call(g, s, &p->call);
+    }
     if (atomic_load_explicit(&s->control->broken, memory_order_acquire) != 0) {
         return -1; /* the others may have waited for a rank that comes too missing */
     }
@@ -461,6 +473,9 @@ void dtr__shm_fast_path_to_work(dtr_group *g, void *state, dtr_work *w) {
     if (dtr__kind_is_p2p(c->kind)) {
         dtr__shm_p2p_fast_to_work(g, s, w);
         return;
+    }
+    if (s->op.whole) {
+        return; /* it goes on where it is */
     }
     const bool leaves = s->op.phase == DTR__SHM_LEAVE;
     s->op = (dtr__shm_op){ .n = s->n,

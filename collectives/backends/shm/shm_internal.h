@@ -135,10 +135,20 @@ typedef enum dtr__shm_phase {
     DTR__SHM_LEAVE
 } dtr__shm_phase;
 
+/* Why an operation cannot go on, or has not ended well: to be reported by its work. */
+typedef enum dtr__shm_wrong {
+    DTR__SHM_NOTHING_WRONG,
+    DTR__SHM_DISAGREE,   /* another rank calls something else */
+    DTR__SHM_UNREADABLE, /* a peer's plain buffer */
+    DTR__SHM_LOST        /* the own output, for another group */
+} dtr__shm_wrong;
+
 /* The operation under way; one per group at a time. */
 typedef struct dtr__shm_op {
     uint64_t n;
     dtr__shm_phase phase;
+    dtr__shm_wrong wrong;
+    bool whole;            /* goes all of the steps in shm_collectives.c */
     int arrived;           /* ranks 0..arrived-1 have described the same call */
     size_t size;           /* of an element */
     size_t n_blocks;       /* pieces of `in` that different readers want: 1 or the group size */
@@ -358,9 +368,10 @@ unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, cons
                                int r, size_t k);
 
 /* shm_collectives.c: begin an operation, move what can be moved now (*done when this rank's part is
- * complete), forget it. */
+ * complete), forget it. poll_call: advance for the fast path, as its poll. */
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
 dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *done);
+int dtr__shm_poll_call(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_end(dtr__shm_state *s);
 
 /* shm_slot.c. prepare: choose where the data is to be and describe it in the own slot. keep_input:
@@ -457,7 +468,8 @@ bool dtr__shm_attach_copy(const dtr_group *g, dtr__shm_state *s, int rank, void 
 size_t dtr__shm_attach_piece(const dtr_group *g);
 unsigned char *dtr__shm_attach_bounce(const dtr_group *g, dtr__shm_state *s);
 size_t dtr__shm_slice_at(const dtr_group *g, size_t nbytes, int r);
-bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, dtr_work *w, size_t budget);
+bool dtr__shm_attach_pull(dtr_group *g, dtr__shm_state *s, const dtr__call *c, size_t budget,
+                          bool *moved);
 dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
 
 /* shm_error.c: errors that all ranks of the group share. The first one published wins; true: this
