@@ -418,6 +418,80 @@ START_TEST(rows_with_a_root) {
 }
 END_TEST
 
+/* In a row of small gathers one rank's block becomes long: the others, which do not know of it,
+ * have ended those calls when the rank wants its staging buffers for something else. */
+START_TEST(one_gives_more) {
+    enum { LONG = 10000, WIDE = 9000 }; /* in chunks of different sizes */
+    static int32_t mine[LONG], got[MOST_RANKS * 10 + LONG], wide[WIDE];
+    size_t counts[MOST_RANKS];
+    const int giver = th_size() - 1, n = th_size();
+    for (int round = 0; round < 6; round++) {
+        for (int i = 0; i < ROW; i++) {
+            const size_t more = i < ROW - 1 - round % 3 ? 10 : LONG;
+            for (int r = 0; r < n; r++) {
+                counts[r] = r == giver ? more : 10;
+            }
+            for (size_t k = 0; k < LONG; k++) {
+                mine[k] = th_rank() * 1000 + i + (int32_t)k;
+            }
+            dtr_buffer all = i32s(got, th_rank() == 0 ? (size_t)(n - 1) * 10 + more : 0);
+            TH_IS(dtr_gatherv(th_group(), i32s(mine, counts[th_rank()]), all,
+                              th_rank() == 0 ? counts : NULL, 0, NULL, NULL),
+                  DTR_OK);
+            const size_t last = (size_t)(n - 1) * 10 + more - 1;
+            TH_CHECK(th_rank() != 0 || got[last] == giver * 1000 + i + (int32_t)more - 1,
+                     "call %d gave %d", i, got[last]);
+        }
+        wide[WIDE - 1] = th_rank() == giver ? round : -1;
+        TH_IS(dtr_broadcast(th_group(), i32s(wide, WIDE), giver, NULL, NULL), DTR_OK);
+        TH_CHECK(wide[WIDE - 1] == round, "broadcast %d gave %d", round, wide[WIDE - 1]);
+    }
+    TH_AGREE();
+}
+END_TEST
+
+/* Rows of v-forms with a root and long blocks, whose lengths change within the row; the last rank
+ * has none, so nothing but the number of slots keeps it from running ahead. */
+START_TEST(long_blocks_change) {
+    static int32_t whole[MOST_RANKS * (ROW_MOST + ROW)], part[ROW_MOST + ROW];
+    size_t counts[MOST_RANKS];
+    const int n = th_size();
+    for (int what = 0; what < 2 * ROW; what++) {
+        const bool gathers = what < ROW, at_root = th_rank() == 0;
+        const size_t length = 4000 + (size_t)(what / 32);
+        size_t all = 0;
+        for (int r = 0; r < n; r++) {
+            /* Of ranks 1 and 2 it changes while the root's and the sum stay the same. */
+            const int more = r == 1 || r == 2 ? (what / 16 % 2 ? 3 - r : r) : r;
+            counts[r] = n > 1 && r == n - 1 ? 0 : length + (size_t)more;
+            for (size_t k = 0; k < counts[r]; k++, all++) {
+                whole[all] = at_root && !gathers ? r + what + (int32_t)k : -1;
+            }
+        }
+        for (size_t k = 0; k < ROW_MOST + ROW; k++) {
+            part[k] = gathers ? th_rank() + what + (int32_t)k : -1;
+        }
+        if (what % 33 == 32 && at_root) {
+            th_sleep(0.001);
+        }
+        dtr_buffer own = i32s(part, counts[th_rank()]), every = i32s(whole, at_root ? all : 0);
+        TH_IS(gathers
+                  ? dtr_gatherv(th_group(), own, every, at_root ? counts : NULL, 0, NULL, NULL)
+                  : dtr_scatterv(th_group(), every, at_root ? counts : NULL, own, 0, NULL, NULL),
+              DTR_OK);
+        size_t wrong = 0, at = 0;
+        for (int r = 0; r < n; r++) {
+            for (size_t k = 0; k < counts[r]; k++, at++) {
+                wrong += gathers && at_root && whole[at] != r + what + (int32_t)k;
+                wrong += !gathers && r == th_rank() && part[k] != r + what + (int32_t)k;
+            }
+        }
+        TH_CHECK(wrong == 0, "call %d: %zu wrong", what, wrong);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* Calls take no memory. */
 START_TEST(many_calls) {
     int32_t x = 1, y = 0;
@@ -448,6 +522,8 @@ static void make(Suite *s) {
     th_add(tc, between_asynchronous_ones, 0, 0);
     th_add(tc, two_threads, 2, 0);
     th_add(tc, rows_with_a_root, 0, 0);
+    th_add(tc, one_gives_more, 0, 0);
+    th_add(tc, long_blocks_change, 0, 0);
     th_add_measured(tc, many_calls, 2, 2);
 }
 

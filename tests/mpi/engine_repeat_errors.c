@@ -1,6 +1,7 @@
 /* Blocking collectives called again and again: what goes wrong in the short way through the engine
  * ends as in the ordinary one (WRK10, DBG6, CHK12, EA4). That way differs for calls of up to 8 KiB,
  * which fit into slots, and for longer ones. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,33 +185,85 @@ START_TEST(aborted_inside_long) {
 }
 END_TEST
 
-static dtr_status send_here(dtr_group *g, int32_t *x) {
-    return dtr_broadcast(g, i32s(x, 1), 0, NULL, NULL);
+static dtr_status send_here(dtr_group *g, size_t n) {
+    return dtr_broadcast(g, i32s(ins, n), 0, NULL, NULL);
 }
 
 /* DBG6, EA4: within a row the last rank calls something else. It says so, and so does everybody's
  * next call: the others may have left theirs. */
-START_TEST(other_kind_after_a_row) {
-    int32_t x = 1, y = -1;
+static void leave_a_row(size_t n) {
+    dtr_buffer x = i32s(ins, n), y = i32s(outs, n);
     for (int i = 0; i < ROW; i++) {
-        TH_IS(send_here(th_group(), &x), DTR_OK);
+        TH_IS(send_here(th_group(), n), DTR_OK);
     }
+    memset(outs, -1, sizeof outs);
     th_barrier(); /* a rank far behind would learn of the end before it has finished these */
     if (th_rank() == th_size() - 1) {
-        TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+        TH_IS(reduce_here(th_group(), x, y, DTR_SUM, NULL), DTR_ERR_MISMATCH);
         TH_MESSAGE("broadcast");
         TH_MESSAGE("allreduce");
     } else {
-        for (int i = 0; i < ROW && send_here(th_group(), &x) == DTR_OK; i++) {
+        for (int i = 0; i < ROW && send_here(th_group(), n) == DTR_OK; i++) {
         }
     }
-    TH_IS(reduce_here(th_group(), i32s(&x, 1), i32s(&y, 1), DTR_SUM, NULL), DTR_ERR_MISMATCH);
+    TH_IS(reduce_here(th_group(), x, y, DTR_SUM, NULL), DTR_ERR_MISMATCH);
     TH_MESSAGE("broadcast");
     TH_MESSAGE("allreduce");
     TH_MESSAGE("engine_repeat_errors.c:");
-    TH_CHECK(y == -1, "a buffer was written: %d", y);
+    TH_CHECK(outs[0] == -1, "a buffer was written: %d", outs[0]);
     TH_AGREE();
     th_good_allreduce(dtr_world_group(th_world()));
+}
+
+START_TEST(other_kind_after_a_row) {
+    leave_a_row(1);
+}
+END_TEST
+
+START_TEST(other_kind_after_a_row_long) {
+    leave_a_row(LONG);
+}
+END_TEST
+
+/* CHK12: the root of a row is ahead of a rank that does not come until there is no more room; it
+ * names that rank, which then learns it too. */
+static void miss_the_last_rank(double limit) {
+    dtr_group_options o = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = NULL;
+    const bool last = th_rank() == th_size() - 1;
+    dtr_status s = DTR_OK;
+    char text[32];
+    o.timeout_s = limit;
+    TH_IS(dtr_group_split(th_group(), 0, th_rank(), &o, &g), DTR_OK);
+    for (int i = 0; i < ROW; i++) {
+        TH_IS(send_here(g, LONG), DTR_OK);
+    }
+    th_barrier();
+    int sent = 0;
+    for (; !last && s == DTR_OK && sent < 2 * ROW; sent += s == DTR_OK) {
+        s = send_here(g, LONG);
+    }
+    TH_CHECK(last || s == DTR_ERR_TIMEOUT, "%d more calls, then %d", sent, s);
+    if (th_rank() == 0) {
+        snprintf(text, sizeof text, "rank %d (world", th_size() - 1);
+        TH_MESSAGE(text);
+        TH_CHECK(sent > 2, "only %d calls ahead", sent);
+    }
+    th_barrier();
+    for (int i = 0; last && i <= sent + ROW && s == DTR_OK; i++) {
+        s = send_here(g, LONG);
+    }
+    TH_IS(s, DTR_ERR_TIMEOUT);
+    TH_IS(dtr_group_destroy(g), DTR_OK);
+}
+
+START_TEST(absent_reader) {
+    double limit = 1;
+    do {
+        miss_the_last_rank(limit);
+    } while (th_patience(&limit));
+    TH_AGREE();
+    th_good_allreduce(th_group());
 }
 END_TEST
 
@@ -227,7 +280,7 @@ START_TEST(other_row) {
             TH_IS(dtr_barrier(th_group(), NULL, NULL), DTR_OK);
         }
         s = gives ? dtr_reduce(th_group(), i32s(&x, 1), out, DTR_MAX, 0, NULL, NULL)
-                  : send_here(th_group(), &x);
+                  : send_here(th_group(), 1);
     }
     TH_IS(s, DTR_ERR_MISMATCH);
     TH_MESSAGE("broadcast");
@@ -253,6 +306,8 @@ static void make(Suite *s) {
     ADD_OF_ONE_NODE(tc, other_kind);
     ADD_OF_ONE_NODE(tc, other_block);
     ADD_OF_ONE_NODE(tc, other_kind_after_a_row);
+    ADD_OF_ONE_NODE(tc, other_kind_after_a_row_long);
+    ADD_OF_ONE_NODE(tc, absent_reader);
     ADD_OF_ONE_NODE(tc, other_row);
     th_add(tc, absent_rank, 2, 0);
     th_add(tc, absent_rank_long, 2, 0);

@@ -250,7 +250,7 @@ static const char *shm_waits_for(dtr_group *g, void *opaque, dtr_work *w, char *
         dtr__messages_wait_for(g, w->request, text, cap);
         return text;
     }
-    return dtr__shm_missing(g, s, text, cap);
+    return dtr__shm_missing(g, s, &w->call, text, cap);
 }
 
 const dtr__backend dtr__backend_shm = {

@@ -45,12 +45,19 @@ static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__c
             dtr__shm_gives_asked(g, s, c, r));
 }
 
+static bool is_awaited(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    return !s->op.ahead || r == g->rank || dtr__shm_reads_from(g, c, r);
+}
+
 /* False: not all have come, or one of them calls something else. */
 static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
     uint64_t mark = dtr__shm_mark(op->n, 0);
     for (; op->arrived < g->size; op->arrived++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, op->arrived);
+        if (!is_awaited(g, s, c, op->arrived)) {
+            continue;
+        }
         if (!dtr__shm_has_posted(slot, mark)) {
             return false;
         }
@@ -62,10 +69,13 @@ static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     op->zero_copy = dtr__shm_zero_fits(g, c);
     bool in_slots = true;
     op->sliced = true;
-    op->swaps = g->size == 2;
+    op->swaps = g->size == 2 && !op->ahead;
     op->by_slices = dtr__shm_slices_fit(g, c);
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
+        if (!is_awaited(g, s, c, r)) {
+            continue;
+        }
         op->zero_copy = op->zero_copy && slot->zero_copy;
         op->sliced = op->sliced && (slot->sliced || slot->zero_copy);
         op->by_slices = op->by_slices && slot->mode == DTR__SHM_STAGED;
@@ -79,7 +89,7 @@ static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     if (c->kind == DTR__K_ALLTOALLV) {
         dtr__shm_count_chunks(g, s, c, true);
     }
-    s->seen = op->n;
+    s->seen = op->ahead ? s->seen : op->n;
     return true;
 }
 
@@ -238,10 +248,13 @@ static void copy_own(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) 
 }
 
 /* Whether what was read, or reduced for others, may have changed under the reader. */
-static bool is_lost(const dtr_group *g, const dtr__shm_state *s) {
+static bool is_lost(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     const dtr__shm_op *op = &s->op;
     const bool all = op->zero_copy || op->sliced;
     for (int r = 0; r < g->size; r++) {
+        if (!is_awaited(g, s, c, r)) {
+            continue;
+        }
         const uint8_t mode = dtr__shm_slot_of(s, r)->mode;
         const bool in_place = all || mode == DTR__SHM_DIRECT || mode == DTR__SHM_ATTACH;
         if ((all || op->chunks_in > 0) && (in_place || mode == DTR__SHM_STAGED) &&
@@ -255,10 +268,10 @@ static bool is_lost(const dtr_group *g, const dtr__shm_state *s) {
 
 /* Publish how far this rank has read; whole as soon as it wants no more, though it may still have
  * chunks to stage. Where somebody had given up before, the group breaks and ends the operation. */
-void dtr__shm_publish_finished(const dtr_group *g, dtr__shm_state *s) {
+void dtr__shm_publish_finished(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     dtr__shm_op *op = &s->op;
     bool whole = op->zero_copy || op->sliced || op->pulled >= op->chunks_in;
-    op->lost = op->lost || (whole && !op->quiet && is_lost(g, s));
+    op->lost = op->lost || (whole && !op->quiet && is_lost(g, s, c));
     if (!op->quiet && !op->lost) {
         atomic_store_explicit(&s->me->finished,
                               dtr__shm_mark(op->n, whole ? DTR__SHM_WHOLE : op->pulled - 1),
@@ -273,7 +286,7 @@ static bool pull_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call *c
         return false;
     }
     s->op.pulled++;
-    dtr__shm_publish_finished(g, s);
+    dtr__shm_publish_finished(g, s, c);
     return true;
 }
 
@@ -332,8 +345,12 @@ bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__
 }
 
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
-    s->op = (dtr__shm_op){ .n = ++s->n, .size = dtr_dtype_size(c->dtype), .whole = true };
-    s->same_as = 0;
+    const uint64_t place =
+        c->file != NULL ? (uint64_t)c->line : (uint64_t)(uintptr_t)c->return_address;
+    s->op = (dtr__shm_op){
+        .n = ++s->n, .size = dtr_dtype_size(c->dtype), .whole = true, .among_long = !s->op.quiet
+    };
+    dtr__shm_count_row(s, dtr__mix(c->fingerprint, place) | UINT64_C(1) << 63);
 }
 
 /* Who has not come yet finds it there. */
@@ -350,10 +367,11 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool
     dtr__shm_op *op = &s->op;
     op->wrong = DTR__SHM_NOTHING_WRONG;
     if (op->phase == DTR__SHM_NEW) {
-        if (!dtr__shm_is_free(g, s, 1)) {
+        bool prepared = false;
+        DTR_TRY(dtr__shm_prepare(g, s, c, &prepared));
+        if (!prepared) {
             return DTR_OK;
         }
-        DTR_TRY(dtr__shm_prepare(g, s, c));
         op->phase = DTR__SHM_SHOW;
     }
     if (op->phase == DTR__SHM_SHOW) {
@@ -375,7 +393,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool
         copy_own(g, s, c);
         dtr__shm_leave(s->boards[g->rank]);
         if (!op->zero_copy && !op->sliced && op->chunks_in == 0) {
-            dtr__shm_publish_finished(g, s);
+            dtr__shm_publish_finished(g, s, c);
         }
         op->phase = DTR__SHM_PULL;
     }
@@ -393,7 +411,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool
             return DTR_OK;
         }
         if (op->zero_copy || op->sliced) {
-            dtr__shm_publish_finished(g, s);
+            dtr__shm_publish_finished(g, s, c);
         }
         op->phase = DTR__SHM_LEAVE;
     }

@@ -166,11 +166,15 @@ dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w) {
 
 /* ---- ranks that have not come ---- */
 
-const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, char *text, size_t cap) {
+const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                             char *text, size_t cap) {
     size_t at = 0;
     text[0] = '\0';
     bool arriving = s->op.phase <= DTR__SHM_ARRIVE;
     for (int r = 0; r < g->size && at < cap; r++) {
+        if (s->op.ahead && s->op.phase == DTR__SHM_ARRIVE && !dtr__shm_reads_from(g, c, r)) {
+            continue;
+        }
         const bool missing =
             arriving ? !dtr__shm_has_posted(dtr__shm_slot_of(s, r), dtr__shm_mark(s->op.n, 0))
                      : !dtr__shm_has_finished(s, r, dtr__shm_mark(s->op.n, DTR__SHM_WHOLE));

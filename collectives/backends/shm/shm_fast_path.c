@@ -19,7 +19,6 @@ enum {
     EXPECTED_LATER = 4096,   /* ... and up to here once the data of this one has come */
     TOGETHER = 256,          /* bytes beside a slot that are fetched with it */
     WHOLE_MOST = 256 * 1024, /* bytes of calls that do not fit into slots */
-    RUN_AHEAD_AFTER = 8,     /* calls that wait for everybody before ranks run ahead */
     FEW_RANKS = 8,           /* whose next slots are fetched ahead */
     AHEAD = 3,               /* slots from the present one to the own one that is fetched while
                                 others lag behind: to fetch one takes longer than such a call */
@@ -35,9 +34,8 @@ static bool scatters(dtr__kind k) {
  * ranks disagree, some rank calls something else than before, and compares the slots of all. The
  * others learn of it at their next call. */
 static bool may_run_ahead(const dtr_group *g, const dtr__call *c, const dtr__moves *m) {
-    const dtr__rule *rule = &dtr__rules[c->kind];
-    return (rule->rooted || rule->prefix != NO_PREFIX) &&
-           (!m->gives || m->give <= DTR__SHM_RUN_AHEAD_MOST) && !dtr__at_detail(g->world);
+    return dtr__shm_one_way(c->kind) && (!m->gives || m->give <= DTR__SHM_RUN_AHEAD_MOST) &&
+           !dtr__at_detail(g->world);
 }
 
 /* Bytes of the details that each slot of such calls may use, so that there are enough of them. */
@@ -63,9 +61,9 @@ static bool is_small(const dtr_group *g, const dtr__shm_state *s, const dtr__cal
     size_t most = c->kind == DTR__K_SCATTER ? c->out_count * dtr_dtype_size(c->dtype) : 0;
     most = most * (size_t)g->size > give ? most * (size_t)g->size : give;
     if (dtr__rules[c->kind].arrays) {
-        return most <= DTR__SHM_INLINE && s->op.quiet;
+        return most <= dtr__shm_inline_most(g, c->kind) && s->op.quiet;
     }
-    return most <= DTR__SHM_INLINE && (most == 0) == (c->kind == DTR__K_BARRIER);
+    return most <= dtr__shm_inline_most(g, c->kind) && (most == 0) == (c->kind == DTR__K_BARRIER);
 }
 
 static void set_part(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r,
@@ -151,7 +149,7 @@ bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dt
 }
 
 static bool runs_ahead(const dtr__shm_state *s, const dtr__fast_path *p) {
-    return p->moves.runs_ahead && s->same_count >= RUN_AHEAD_AFTER;
+    return p->moves.runs_ahead && s->row_count >= DTR__SHM_RUN_AHEAD_AFTER;
 }
 
 static void describe(const dtr_group *g, dtr__shm_state *s, const dtr__fast_path *p) {
@@ -249,8 +247,7 @@ bool dtr__shm_fast_path_start(dtr_group *g, void *state, const dtr__fast_path *p
     s->op.n = ++s->n;
     s->op.phase = DTR__SHM_ARRIVE;
     s->op.whole = false;
-    s->same_count = s->same_as == p->id ? s->same_count + 1 : 0;
-    s->same_as = p->id;
+    dtr__shm_count_row(s, p->id);
     s->op.arrived = runs_ahead(s, p) ? p->moves.from : 0;
     if (p->moves.pairs || p->moves.zero) {
         s->op.size = dtr_dtype_size(p->call.dtype);
@@ -258,7 +255,7 @@ bool dtr__shm_fast_path_start(dtr_group *g, void *state, const dtr__fast_path *p
         s->op.pulled = 0;
         s->op.quiet = s->op.sliced = false;
     }
-    if (p->moves.runs_ahead && s->same_count == RUN_AHEAD_AFTER) {
+    if (p->moves.runs_ahead && s->row_count == DTR__SHM_RUN_AHEAD_AFTER) {
         (void)dtr__call_site_text(&p->call, s->me->left_site, sizeof s->me->left_site);
     }
     s->unshown = !show(g, s, p);
@@ -368,7 +365,7 @@ static int leave_places(const dtr_group *g, dtr__shm_state *s, const dtr__call *
 static int reduce_places(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     bool moved = false;
     (void)dtr__shm_zero_pull(g, s, c, SIZE_MAX, &moved);
-    dtr__shm_publish_finished(g, s);
+    dtr__shm_publish_finished(g, s, c);
     s->op.phase = DTR__SHM_LEAVE;
     return leave_places(g, s, c);
 }
@@ -440,7 +437,8 @@ int dtr__shm_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p) 
         if (!has_posted(s, s->op.arrived) && !come_meanwhile(g, s, s->op.arrived, until)) {
             return 0;
         }
-        if (slot->fingerprint != p->call.fingerprint || (p->moves.zero && slot->zero_copy == 0) ||
+        if (slot->fingerprint != p->call.fingerprint ||
+            (p->moves.zero ? slot->zero_copy == 0 : slot->mode > DTR__SHM_IN_SLOT) ||
             (p->moves.pairs && !fits(g, s, p, s->op.arrived))) {
             return -1;
         }

@@ -7,8 +7,9 @@
  * fills the slot of operation n has finished operation n - 1. That is why details of slots and
  * staging buffers, of which there are two, can be used in turn without a further handshake.
  *
- * When small calls with a root repeat, a rank that takes nothing, or only the root's data, does not
- * wait for the others (shm_fast_path.c). It runs ahead of them by at most the number of slots. */
+ * When calls with a root, or prefixes, of little data repeat, a rank does not wait for those that
+ * it takes nothing from (shm_fast_path.c, shm_slot.c). It runs ahead of them by at most the number
+ * of slots, and as far as its staging buffers are free. */
 #ifndef DTR_SHM_INTERNAL_H
 #define DTR_SHM_INTERNAL_H
 
@@ -25,11 +26,14 @@ enum {
     /* Bytes of calls in which ranks run ahead by all slots, and by fewer. */
     DTR__SHM_RUN_AHEAD = 512,
     DTR__SHM_RUN_AHEAD_MOST = 4096,
-    DTR__SHM_BUDGET = 4 * 1024 * 1024, /* bytes moved before other groups get a turn */
-    DTR__SHM_AT_ONCE = 256 * 1024,     /* bytes of each buffer that are reduced at one go */
-    DTR__SHM_STRETCH = 4,              /* times the usual chunk is a long one, */
-    DTR__SHM_STRETCH_MOST = 8,         /* ... for data of at most so many long ones */
-    DTR__SHM_STAGES = 8,               /* staging buffers at most */
+    DTR__SHM_RUN_AHEAD_AFTER = 8,          /* calls that wait for everybody before ranks do */
+    DTR__SHM_INLINE_OVERSUBSCRIBED = 2048, /* see dtr__shm_inline_most */
+    DTR__SHM_BUDGET = 4 * 1024 * 1024,     /* bytes moved before other groups get a turn */
+    DTR__SHM_AT_ONCE = 256 * 1024,         /* bytes of each buffer that are reduced at one go */
+    DTR__SHM_STRETCH = 4,                  /* times the usual chunk is a long one, */
+    DTR__SHM_STRETCH_MOST = 8,             /* ... for data of at most so many long ones */
+    DTR__SHM_STAGES_USUAL = 8,             /* staging buffers at most, */
+    DTR__SHM_STAGES = 32,                  /* ... and of calls whose data goes one way */
     DTR__SHM_MAX_RANKS = 1024,
     DTR__SHM_SIZES = 12 /* powers of two from 16 KiB on whose results are written alike */
 };
@@ -166,6 +170,8 @@ typedef struct dtr__shm_op {
     int nontemporal;       /* zero_copy: dtr__nontemporal of this operation */
     int attach_errno;      /* reading a peer's plain buffer failed, */
     int attach_rank;       /* ... that of this rank */
+    bool among_long;       /* in the operation before some data was too long for a slot */
+    bool ahead;            /* this rank waits for those only that it reads from */
     bool lost;             /* who it was read from had given up: it does not finish */
     bool quiet; /* all data is in slots: the next operation says that this one is finished */
     const unsigned char *in; /* the call's, or `copy` */
@@ -213,10 +219,10 @@ typedef struct dtr__shm_state {
     uint64_t
         described[DTR__SHM_SLOT_COUNT]; /* fast path entry that the own slot describes, 0: none */
     uint64_t described_detail[2];       /* the same of what belongs to it */
-    uint64_t same_as;                   /* fast path entry of the last operation, 0: none, */
-    uint64_t same_count;                /* ... and how many operations before it were the same */
-    bool unshown;                       /* the fast path call waits until its slot is free */
-    uint64_t in_at, out_at;             /* where its buffers lie, if they are reduced there */
+    uint64_t row;           /* the row of equal calls that the last operation was one of, */
+    uint64_t row_count;     /* ... and how many of them came before it */
+    bool unshown;           /* the fast path call waits until its slot is free */
+    uint64_t in_at, out_at; /* where its buffers lie, if they are reduced there */
     dtr__shm_op op;
     bool agreed_break;            /* the control block says so already */
     _Atomic uint64_t lent_out[2]; /* own outputs of operations n & 1 that others store into; for
@@ -263,6 +269,12 @@ static inline void dtr__shm_copy(void *target, const void *source, size_t n) {
     }
 }
 
+/* The operation that begins is of this row: the fast path's entry, or the call and its place with
+ * the highest bit set. */
+static inline void dtr__shm_count_row(dtr__shm_state *s, uint64_t row) {
+    s->row_count = s->row == row ? s->row_count + 1 : 0;
+    s->row = row;
+}
 static inline uint64_t dtr__shm_mark(uint64_t n, size_t chunk) {
     return n << 20 | (chunk + 1);
 }
@@ -356,6 +368,13 @@ bool dtr__shm_gives(const dtr_group *g, const dtr__call *c,
 bool dtr__shm_reads(const dtr_group *g, const dtr__call *c,
                     int rank); /* does it read from others? */
 bool dtr__shm_reads_own(const dtr_group *g, const dtr__call *c, int rank); /* from this rank? */
+bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c,
+                         int source); /* this rank, from it? */
+/* Data goes one way: to a root, from it, or up the ranks. */
+bool dtr__shm_one_way(dtr__kind k);
+/* Bytes of an input that go into its rank's slot. Where ranks share processors and some could be
+ * ahead of others fewer changes of ranks are faster, and staging buffers hold more calls. */
+size_t dtr__shm_inline_most(const dtr_group *g, dtr__kind k);
 
 /* shm_collectives.c: bytes that rank `r` shows for this one. */
 size_t dtr__shm_given(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
@@ -374,12 +393,13 @@ dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *
 int dtr__shm_poll_call(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_end(dtr__shm_state *s);
 
-/* shm_slot.c. prepare: choose where the data is to be and describe it in the own slot. keep_input:
+/* shm_slot.c. prepare: choose where the data is to be and describe it in the own slot, once that is
+ * free. keep_input:
  * where the result takes the place of an input that is in the slot, read it there. fill_slot:
  * the slot is complete for the others; false: a staged one carries chunk 0, whose buffer is in use.
  * show: that much of it can be read; false: the program may have changed its data while it was
  * copied. fill_slot_broken: in a broken group, what the call is and no data. */
-dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
+dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool *prepared);
 void dtr__shm_keep_input(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_fill_slot(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_show(const dtr_group *g, const dtr__shm_state *s, uint64_t mark);
@@ -398,7 +418,7 @@ bool dtr__shm_is_free(const dtr_group *g, dtr__shm_state *s, uint64_t ahead);
 bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes, uint64_t *in_at,
                           uint64_t *out_at);
 /* Publish how far this rank has read; whether it may leave, as no rank still reads from it. */
-void dtr__shm_publish_finished(const dtr_group *g, dtr__shm_state *s);
+void dtr__shm_publish_finished(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 
@@ -477,6 +497,7 @@ dtr_status dtr__shm_attach_failed(dtr_group *g, dtr__shm_state *s, const dtr_wor
 dtr_status dtr__shm_mismatch(dtr_group *g, dtr__shm_state *s, dtr_work *w);
 dtr_status dtr__shm_broken(dtr_group *g, dtr__shm_state *s, const dtr_work *w);
 bool dtr__shm_publish(dtr_group *g, dtr__shm_state *s, dtr_status status, const char *text);
-const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, char *text, size_t cap);
+const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                             char *text, size_t cap);
 
 #endif /* DTR_SHM_INTERNAL_H */

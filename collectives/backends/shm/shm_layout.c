@@ -36,6 +36,21 @@ bool dtr__shm_reads(const dtr_group *g, const dtr__call *c, int rank) {
     return takes_part(g, c, rank, false);
 }
 
+bool dtr__shm_one_way(dtr__kind k) {
+    return dtr__rules[k].rooted || dtr__rules[k].prefix != NO_PREFIX;
+}
+
+size_t dtr__shm_inline_most(const dtr_group *g, dtr__kind k) {
+    return dtr__shm_one_way(k) && g->world->cpus.oversubscribed ? DTR__SHM_INLINE_OVERSUBSCRIBED
+                                                                : DTR__SHM_INLINE;
+}
+
+bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c, int source) {
+    const bool below = dtr__rules[c->kind].prefix == NO_PREFIX || source < g->rank;
+    return source != g->rank && below && dtr__shm_reads(g, c, g->rank) &&
+           (!dtr__root_gives(c->kind) || source == c->root);
+}
+
 size_t dtr__shm_piece(const dtr_group *g, const dtr__call *c, size_t block, size_t *offset) {
     size_t size = dtr_dtype_size(c->dtype);
     if (!dtr__shm_scatters(c->kind)) {

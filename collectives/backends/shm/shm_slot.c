@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/call_site.h"
 #include "core/check.h"
+#include "core/signature.h"
 #include "shm_internal.h"
 
 static bool writes_over_input(const dtr__call *c) {
@@ -22,17 +24,27 @@ static size_t chunks(size_t nbytes, size_t step) {
     return (nbytes + step - 1) / step;
 }
 
-void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+/* Write the own table of a v-form, or only look; whether it was the same before. */
+static bool put_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool write) {
     uint64_t *row = dtr__shm_table_row(g, s, g->rank);
+    const int n = c->kind == DTR__K_ALLTOALLV ? 2 * g->size + 1 : g->size + 1;
     size_t offset = 0, nbytes = 0;
-    for (int i = 0; i < g->size; i++) {
-        nbytes = dtr__shm_piece(g, c, (size_t)i, &offset);
-        row[i] = offset;
+    bool same = true;
+    for (int i = 0; i < n; i++) {
+        nbytes = i < g->size ? dtr__shm_piece(g, c, (size_t)i, &offset) : nbytes;
+        const uint64_t now = i < g->size    ? offset
+                             : i == g->size ? offset + nbytes
+                                            : dtr__shm_wanted(g, c, i - g->size - 1);
+        same = same && row[i] == now;
+        if (write) {
+            row[i] = now;
+        }
     }
-    row[g->size] = offset + nbytes;
-    for (int i = 0; c->kind == DTR__K_ALLTOALLV && i < g->size; i++) {
-        row[g->size + 1 + i] = dtr__shm_wanted(g, c, i);
-    }
+    return same;
+}
+
+void dtr__shm_write_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    (void)put_table(g, s, c, true);
 }
 
 bool dtr__shm_show(const dtr_group *g, const dtr__shm_state *s, uint64_t mark) {
@@ -103,52 +115,67 @@ bool dtr__shm_lies_shared(const dtr_group *g, const dtr__call *c, size_t nbytes,
  * they read it where it is. */
 static bool goes_ahead(const dtr__shm_state *s, const dtr__call *c, size_t nbytes) {
     const dtr__shm_detail *last = &s->me->detail[(s->op.n - 1) & 1];
-    const bool one_way = dtr__rules[c->kind].rooted || dtr__rules[c->kind].prefix != NO_PREFIX;
-    return one_way && nbytes <= s->chunk_least && last->kind == (int32_t)dtr__user_call(c)->kind;
+    return dtr__shm_one_way(c->kind) && nbytes <= s->chunk_least &&
+           last->kind == (int32_t)dtr__user_call(c)->kind;
 }
 
-/* Choose where the data is shown. */
-static dtr_status place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_slot *slot,
-                        size_t nbytes) {
-    dtr__shm_op *op = &s->op;
-    dtr__shm_detail *detail = dtr__shm_detail_of(s, g->rank);
-    s->shared_as_of = dtr__arena_version(g->world);
-    bool gives = dtr__shm_gives(g, c, g->rank), shared = shared_at(g, op->in, nbytes, &slot->at);
-    op->chunks_out = 0;
-    slot->zero_copy = dtr__shm_lies_shared(g, c, nbytes, &detail->in_at, &detail->out_at);
-    atomic_store_explicit(&s->lent_out[op->n & 1], detail->out_at, memory_order_relaxed);
-    if (!slot->zero_copy && c->kind == DTR__K_ALLREDUCE && nbytes > 0) {
-        dtr__shm_attach_offer(g, s, c, nbytes);
-    }
-    if (!gives || nbytes == 0) {
-        slot->mode = DTR__SHM_NOTHING;
-    } else if (nbytes <= DTR__SHM_INLINE) {
-        slot->mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_SLOT;
-        slot->at = 0;
-        memcpy(dtr__shm_shown(s, g->rank), op->in, nbytes);
-        dtr__shm_keep_input(g, s, c);
+static bool in_row(const dtr__shm_state *s, const dtr__call *c) {
+    return s->row_count >= DTR__SHM_RUN_AHEAD_AFTER && dtr__shm_one_way(c->kind);
+}
+
+/* Where the data is shown. */
+typedef struct place {
+    dtr__shm_mode mode;
+    bool zero_copy;
+    uint64_t at, in_at, out_at;
+} place;
+
+static place choose(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
+    const size_t nbytes = c->in_count * s->op.size;
+    place p = { .mode = DTR__SHM_STAGED };
+    /* What is written over is read from a copy, see copy_input. */
+    const bool shared = !writes_over_input(c) && shared_at(g, c->in, nbytes, &p.at);
+    p.zero_copy = dtr__shm_lies_shared(g, c, nbytes, &p.in_at, &p.out_at);
+    if (!dtr__shm_gives(g, c, g->rank) || nbytes == 0) {
+        p.mode = DTR__SHM_NOTHING;
+    } else if (nbytes <= dtr__shm_inline_most(g, c->kind) && !(in_row(s, c) && s->op.among_long)) {
+        p.mode = nbytes <= DTR__SHM_BESIDE ? DTR__SHM_IN_LINE : DTR__SHM_IN_SLOT;
+        p.at = 0;
     } else if (shared && !dtr__overwrites_input(c) &&
-               (slot->zero_copy || (!dtr__shm_slices_fit(g, c) && !goes_ahead(s, c, nbytes)))) {
-        slot->mode = DTR__SHM_DIRECT;
+               (p.zero_copy || (!dtr__shm_slices_fit(g, c) && !goes_ahead(s, c, nbytes)))) {
+        p.mode = DTR__SHM_DIRECT;
     } else if (c->kind != DTR__K_ALLREDUCE && !dtr__overwrites_input(c) &&
-               dtr__shm_attach_fits(g, c, nbytes) && dtr__cma_reaches(op->in, nbytes)) {
-        slot->mode = DTR__SHM_ATTACH;
-        slot->at = (uint64_t)(uintptr_t)op->in;
-    } else {
-        DTR_TRY(dtr__shm_stage_need(g, s));
-        dtr__shm_stage_cut(s, op->step * op->n_blocks);
-        slot->mode = DTR__SHM_STAGED;
-        slot->at = s->stage_at;
-        slot->first = (uint8_t)s->stage_next;
-        slot->shift = slot->zero_copy || slot->sliced; /* most likely no copy will be needed */
-        size_t longest = 0, offset = 0;
-        for (size_t b = 0; b < op->n_blocks; b++) {
-            size_t n = dtr__shm_piece(g, c, b, &offset);
-            longest = n > longest ? n : longest;
-        }
-        op->chunks_out = chunks(longest, op->step);
-        detail->step = op->step;
+               dtr__shm_attach_fits(g, c, nbytes) && dtr__cma_reaches(c->in, nbytes)) {
+        p.mode = DTR__SHM_ATTACH;
     }
+    return p;
+}
+
+static dtr_status show_place(dtr_group *g, dtr__shm_state *s, const dtr__call *c, const place *p) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+    size_t longest = 0, offset = 0;
+    slot->mode = (uint8_t)p->mode;
+    slot->zero_copy = p->zero_copy;
+    slot->at = p->mode == DTR__SHM_ATTACH ? (uint64_t)(uintptr_t)op->in : p->at;
+    op->chunks_out = 0;
+    if (p->mode == DTR__SHM_IN_LINE || p->mode == DTR__SHM_IN_SLOT) {
+        memcpy(dtr__shm_shown(s, g->rank), op->in, c->in_count * op->size);
+        dtr__shm_keep_input(g, s, c);
+    }
+    if (p->mode != DTR__SHM_STAGED) {
+        return DTR_OK;
+    }
+    DTR_TRY(dtr__shm_stage_need(g, s));
+    dtr__shm_stage_cut(s, op->step * op->n_blocks);
+    slot->at = s->stage_at;
+    slot->first = (uint8_t)s->stage_next;
+    slot->shift = slot->zero_copy || slot->sliced; /* most likely no copy will be needed */
+    for (size_t b = 0; b < op->n_blocks; b++) {
+        size_t n = dtr__shm_piece(g, c, b, &offset);
+        longest = n > longest ? n : longest;
+    }
+    op->chunks_out = chunks(longest, op->step);
     return DTR_OK;
 }
 
@@ -243,21 +270,62 @@ void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *
     dtr__shm_count_chunks(g, s, c, false);
 }
 
-dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
-    dtr__shm_op *op = &s->op;
-    dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
-    size_t nbytes = c->in_count * op->size;
-    dtr__shm_set_steps(g, s, c);
-    DTR_TRY(copy_input(g, op, c, nbytes));
-    dtr__shm_describe(slot, c);
-    dtr__shm_describe_detail(dtr__shm_detail_of(s, g->rank), c);
-    s->described[op->n % DTR__SHM_SLOT_COUNT] = s->described_detail[op->n & 1] = 0;
-    DTR_TRY(place(g, s, c, slot, nbytes));
+/* Whether the own details of the operation before the last, which others may still read, say of
+ * this call what is to be said. The fingerprint has the rest. */
+static bool is_described(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool gives) {
+    const dtr__shm_detail *detail = dtr__shm_detail_of(s, g->rank);
+    return detail->count_in == c->in_count && detail->count_out == c->out_count &&
+           (!gives || !dtr__shm_has_table(c->kind) || put_table(g, s, c, false));
+}
+
+/* In a row of equal calls whose data goes one way a rank need not wait for those that it does not
+ * read from, as in the fast path (may_run_ahead there says why), if its own data is copied. Of more
+ * data too few calls find room in the staging buffers. */
+static bool runs_ahead(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, const place *p) {
+    return in_row(s, c) && c->in_count * s->op.size <= s->chunk_least / 2 && c->user_call == NULL &&
+           c->op != DTR_PREMUL_SUM && !p->zero_copy &&
+           (p->mode == DTR__SHM_STAGED || p->mode == DTR__SHM_NOTHING) &&
+           !dtr__at_detail(g->world) && is_described(g, s, c, p->mode != DTR__SHM_NOTHING);
+}
+
+static void describe_new(dtr_group *g, dtr__shm_state *s, const dtr__call *c, const place *p) {
+    dtr__shm_detail *detail = dtr__shm_detail_of(s, g->rank);
+    dtr__shm_describe_detail(detail, c);
+    detail->in_at = p->in_at;
+    detail->out_at = p->out_at;
+    detail->step = s->op.step;
+    atomic_store_explicit(&s->lent_out[s->op.n & 1], p->out_at, memory_order_relaxed);
+    if (c->kind == DTR__K_ALLREDUCE && !p->zero_copy && c->in_count > 0) {
+        dtr__shm_attach_offer(g, s, c, c->in_count * s->op.size);
+    }
     if (c->kind == DTR__K_ALLTOALLV ||
-        (slot->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind))) {
+        (p->mode != DTR__SHM_NOTHING && dtr__shm_has_table(c->kind))) {
         dtr__shm_write_table(g, s, c);
     }
-    return DTR_OK;
+}
+
+dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool *prepared) {
+    dtr__shm_op *op = &s->op;
+    dtr__shm_slot *slot = dtr__shm_slot_of(s, g->rank);
+    s->shared_as_of = dtr__arena_version(g->world);
+    place p = choose(g, s, c);
+    op->ahead = runs_ahead(g, s, c, &p);
+    *prepared = dtr__shm_is_free(g, s, op->ahead ? DTR__SHM_SLOT_COUNT - 1 : 1);
+    if (!*prepared) {
+        return DTR_OK;
+    }
+    dtr__shm_set_steps(g, s, c);
+    DTR_TRY(copy_input(g, op, c, c->in_count * op->size));
+    dtr__shm_describe(slot, c);
+    slot->left = op->ahead;
+    if (!op->ahead) {
+        describe_new(g, s, c, &p);
+    }
+    if (in_row(s, c) && s->row_count == DTR__SHM_RUN_AHEAD_AFTER) {
+        (void)dtr__call_site_text(c, s->me->left_site, sizeof s->me->left_site);
+    }
+    s->described[op->n % DTR__SHM_SLOT_COUNT] = s->described_detail[op->n & 1] = 0;
+    return show_place(g, s, c, &p);
 }
 
 bool dtr__shm_fill_slot(dtr_group *g, dtr__shm_state *s, const dtr__call *c) {

@@ -57,7 +57,10 @@ dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
 size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbytes) {
     const bool few = dtr__kind_reduces(c->kind) &&
                      (c->kind == DTR__K_ALLREDUCE || c->in_count * s->op.size > nbytes);
-    const size_t most = few ? 2 : DTR__SHM_STAGES, fit = 2 * s->chunk / nbytes;
+    const size_t most = few                         ? 2
+                        : dtr__shm_one_way(c->kind) ? DTR__SHM_STAGES
+                                                    : DTR__SHM_STAGES_USUAL,
+                 fit = 2 * s->chunk / nbytes;
     return fit < most ? fit : most;
 }
 
@@ -77,16 +80,26 @@ void dtr__shm_stage_cut(dtr__shm_state *s, size_t nbytes) {
     s->stage_bytes = nbytes;
 }
 
+/* Who shows an operation has finished the one before, which it says of its own accord only if it
+ * knows that somebody has staged something for it. */
+static bool is_through(const dtr__shm_state *s, int r, uint64_t used) {
+    const uint64_t next = (used >> 20) + 1;
+    return dtr__shm_has_finished(s, r, used) ||
+           dtr__shm_has_posted(&s->rank[r]->slot[next % DTR__SHM_SLOT_COUNT],
+                               dtr__shm_mark(next, 0));
+}
+
 /* The staging buffer of the next chunk, when all readers of what was in it last are through. */
 static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                     size_t buffer) {
     uint64_t used = s->stage_used[buffer];
-    if (used == 0 || used >> 20 < s->op.n - 1) {
+    if (used == 0 || used >> 20 < s->seen) {
         return true;
     }
     for (int r = 0; r < g->size; r++) {
-        bool reads = used >> 20 != s->op.n || dtr__shm_reads(g, c, r);
-        if (r != g->rank && reads && !dtr__shm_has_finished(s, r, used)) {
+        /* Of the same call as this one, which in a row it is. */
+        bool reads = (used >> 20 != s->op.n && !s->op.ahead) || dtr__shm_reads_own(g, c, r);
+        if (r != g->rank && reads && !is_through(s, r, used)) {
             return false;
         }
     }
