@@ -16,9 +16,8 @@
  * "without a work": with work == NULL the call returns when its result is there. Otherwise it
  * returns at once with a handle (dtr/work.h). A blocking broadcast, reduce, scan, exscan, gather(v)
  * or scatter(v) may return before other ranks have entered it, once this rank has given its data or
- * got it. In a
- * row of equal small ones a mismatch between ranks may then be the error of the next call here; not
- * so at DTR_DEBUG=detail.
+ * got it. In a row of equal ones of up to 64 KiB a mismatch between ranks may then be the error of
+ * a later call here; not so at DTR_DEBUG=detail.
  *
  * @par Buffers on a CUDA device
  * "in stream order": the operation begins after what options.stream holds at the call. Where NCCL
