@@ -45,8 +45,8 @@ static bool counts_fit(const dtr_group *g, const dtr__shm_state *s, const dtr__c
             dtr__shm_gives_asked(g, s, c, r));
 }
 
-static bool is_awaited(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
-    return !s->op.ahead || r == g->rank || dtr__shm_reads_from(g, c, r);
+bool dtr__shm_awaits(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r) {
+    return !s->op.ahead || r == g->rank || dtr__shm_reads_from(g, c, g->rank, r);
 }
 
 /* False: not all have come, or one of them calls something else. */
@@ -55,7 +55,7 @@ static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     uint64_t mark = dtr__shm_mark(op->n, 0);
     for (; op->arrived < g->size; op->arrived++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, op->arrived);
-        if (!is_awaited(g, s, c, op->arrived)) {
+        if (!dtr__shm_awaits(g, s, c, op->arrived)) {
             continue;
         }
         if (!dtr__shm_has_posted(slot, mark)) {
@@ -73,7 +73,7 @@ static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     op->by_slices = dtr__shm_slices_fit(g, c);
     for (int r = 0; r < g->size; r++) {
         const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
-        if (!is_awaited(g, s, c, r)) {
+        if (!dtr__shm_awaits(g, s, c, r)) {
             continue;
         }
         op->zero_copy = op->zero_copy && slot->zero_copy;
@@ -252,7 +252,7 @@ static bool is_lost(const dtr_group *g, const dtr__shm_state *s, const dtr__call
     const dtr__shm_op *op = &s->op;
     const bool all = op->zero_copy || op->sliced;
     for (int r = 0; r < g->size; r++) {
-        if (!is_awaited(g, s, c, r)) {
+        if (!dtr__shm_awaits(g, s, c, r)) {
             continue;
         }
         const uint8_t mode = dtr__shm_slot_of(s, r)->mode;
@@ -335,7 +335,7 @@ bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__
         return true;
     }
     for (int r = 0; r < g->size; r++) {
-        bool waits = all || dtr__shm_reads_own(g, c, r);
+        bool waits = all || dtr__shm_reads_from(g, c, r, g->rank);
         if (waits && r != g->rank &&
             !dtr__shm_has_finished(s, r, dtr__shm_mark(op->n, DTR__SHM_WHOLE))) {
             return false;
@@ -345,8 +345,8 @@ bool dtr__shm_may_leave(const dtr_group *g, const dtr__shm_state *s, const dtr__
 }
 
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c) {
-    const uint64_t place =
-        c->file != NULL ? (uint64_t)c->line : (uint64_t)(uintptr_t)c->return_address;
+    const uint64_t place = c->file != NULL ? (uint64_t)(uintptr_t)c->file + (uint64_t)c->line
+                                           : (uint64_t)(uintptr_t)c->return_address;
     s->op = (dtr__shm_op){
         .n = ++s->n, .size = dtr_dtype_size(c->dtype), .whole = true, .among_long = !s->op.quiet
     };

@@ -172,7 +172,7 @@ const char *dtr__shm_missing(const dtr_group *g, const dtr__shm_state *s, const 
     text[0] = '\0';
     bool arriving = s->op.phase <= DTR__SHM_ARRIVE;
     for (int r = 0; r < g->size && at < cap; r++) {
-        if (s->op.ahead && s->op.phase == DTR__SHM_ARRIVE && !dtr__shm_reads_from(g, c, r)) {
+        if (s->op.phase == DTR__SHM_ARRIVE && !dtr__shm_awaits(g, s, c, r)) {
             continue;
         }
         const bool missing =

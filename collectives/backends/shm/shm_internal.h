@@ -367,9 +367,7 @@ bool dtr__shm_gives(const dtr_group *g, const dtr__call *c,
                     int rank); /* does anyone read from it? */
 bool dtr__shm_reads(const dtr_group *g, const dtr__call *c,
                     int rank); /* does it read from others? */
-bool dtr__shm_reads_own(const dtr_group *g, const dtr__call *c, int rank); /* from this rank? */
-bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c,
-                         int source); /* this rank, from it? */
+bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c, int reader, int source);
 /* Data goes one way: to a root, from it, or up the ranks. */
 bool dtr__shm_one_way(dtr__kind k);
 /* Bytes of an input that go into its rank's slot. Where ranks share processors and some could be
@@ -386,6 +384,9 @@ const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s
 unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                                int r, size_t k);
 
+/* shm_collectives.c: whether the operation under way waits for rank r to show it. */
+bool dtr__shm_awaits(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
+
 /* shm_collectives.c: begin an operation, move what can be moved now (*done when this rank's part is
  * complete), forget it. poll_call: advance for the fast path, as its poll. */
 void dtr__shm_begin(dtr__shm_state *s, const dtr__call *c);
@@ -393,12 +394,12 @@ dtr_status dtr__shm_advance(dtr_group *g, dtr__shm_state *s, dtr_work *w, bool *
 int dtr__shm_poll_call(dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 void dtr__shm_end(dtr__shm_state *s);
 
-/* shm_slot.c. prepare: choose where the data is to be and describe it in the own slot, once that is
- * free. keep_input:
- * where the result takes the place of an input that is in the slot, read it there. fill_slot:
- * the slot is complete for the others; false: a staged one carries chunk 0, whose buffer is in use.
- * show: that much of it can be read; false: the program may have changed its data while it was
- * copied. fill_slot_broken: in a broken group, what the call is and no data. */
+/* shm_slot.c. prepare: choose where the data is to be and describe it in the own slot, *prepared
+ * once that is free. keep_input: where the result takes the place of an input that is in the slot,
+ * read it there. fill_slot: the slot is complete for the others; false: a staged one carries chunk
+ * 0, whose buffer is in use. show: that much of it can be read; false: the program may have changed
+ * its data while it was copied. fill_slot_broken: in a broken group, what the call is and no data.
+ */
 dtr_status dtr__shm_prepare(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool *prepared);
 void dtr__shm_keep_input(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 bool dtr__shm_fill_slot(dtr_group *g, dtr__shm_state *s, const dtr__call *c);

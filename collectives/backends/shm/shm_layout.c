@@ -27,11 +27,6 @@ bool dtr__shm_gives(const dtr_group *g, const dtr__call *c, int rank) {
     return takes_part(g, c, rank, true) && !below_nobody;
 }
 
-bool dtr__shm_reads_own(const dtr_group *g, const dtr__call *c, int rank) {
-    return dtr__shm_reads(g, c, rank) &&
-           (dtr__rules[c->kind].prefix == NO_PREFIX || rank > g->rank);
-}
-
 bool dtr__shm_reads(const dtr_group *g, const dtr__call *c, int rank) {
     return takes_part(g, c, rank, false);
 }
@@ -45,9 +40,9 @@ size_t dtr__shm_inline_most(const dtr_group *g, dtr__kind k) {
                                                                 : DTR__SHM_INLINE;
 }
 
-bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c, int source) {
-    const bool below = dtr__rules[c->kind].prefix == NO_PREFIX || source < g->rank;
-    return source != g->rank && below && dtr__shm_reads(g, c, g->rank) &&
+bool dtr__shm_reads_from(const dtr_group *g, const dtr__call *c, int reader, int source) {
+    const bool below = dtr__rules[c->kind].prefix == NO_PREFIX || source < reader;
+    return source != reader && below && dtr__shm_reads(g, c, reader) &&
            (!dtr__root_gives(c->kind) || source == c->root);
 }
 

@@ -98,7 +98,8 @@ static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call
     }
     for (int r = 0; r < g->size; r++) {
         /* Of the same call as this one, which in a row it is. */
-        bool reads = (used >> 20 != s->op.n && !s->op.ahead) || dtr__shm_reads_own(g, c, r);
+        bool reads =
+            (used >> 20 != s->op.n && !s->op.ahead) || dtr__shm_reads_from(g, c, r, g->rank);
         if (r != g->rank && reads && !is_through(s, r, used)) {
             return false;
         }
