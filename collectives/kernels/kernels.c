@@ -145,7 +145,7 @@ bool dtr__op_identity(dtr_op op, dtr_dtype dtype, void *element) {
 
 enum { FILL_MOST = 16 * 1024 };
 
-void dtr__fill_identity(void *dst, size_t count, dtr_dtype dtype, dtr_op op) {
+void dtr__fill_identity(void *dst, size_t count, size_t whole, dtr_dtype dtype, dtr_op op) {
     const size_t size = dtr_dtype_size(dtype), nbytes = count * size;
     if (count == 0 ||
         !dtr__op_identity((dtr_op)((unsigned)op & ~(unsigned)DTR__EXACT), dtype, dst)) {
@@ -156,7 +156,8 @@ void dtr__fill_identity(void *dst, size_t count, dtr_dtype dtype, dtr_op op) {
     for (size_t done = size, n; done < nbytes; done += n) {
         n = done < most ? done : most;
         n = n < nbytes - done ? n : nbytes - done;
-        memcpy((char *)dst + done, dst, n);
+        const bool stream = done >= most && whole * size >= DTR__FILL_NONTEMPORAL;
+        (stream ? dtr__copy_nontemporal : dtr__copy)((char *)dst + done, dst, n);
     }
 }
 

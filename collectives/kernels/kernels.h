@@ -85,8 +85,10 @@ void dtr__convert_scale(void *dst, dtr_dtype to, const void *src, dtr_dtype from
  * combined; false: the operator is not defined for the type, or is the program's, which has none.
  */
 bool dtr__op_identity(dtr_op op, dtr_dtype dtype, void *element);
-/* `count` of them; without one dst stays as it is. */
-void dtr__fill_identity(void *dst, size_t count, dtr_dtype dtype, dtr_op op);
+/* `count` of them, a piece of a result of `whole`; without one dst stays as it is. From so many
+ * bytes on it is not wanted in the caches. */
+enum { DTR__FILL_NONTEMPORAL = 8 << 20 };
+void dtr__fill_identity(void *dst, size_t count, size_t whole, dtr_dtype dtype, dtr_op op);
 
 /* Index of the first NaN, count when there is none (integers: always count). */
 size_t dtr__find_nan(const void *src, size_t count, dtr_dtype dtype);

@@ -454,6 +454,23 @@ START_TEST(identities) {
 }
 END_TEST
 
+/* As a piece of a result that fits into the caches and of one that does not, wherever it begins. */
+START_TEST(identities_in_a_row) {
+    enum { N = 100001, WHOLE = 8 << 20 };
+    int32_t *out = malloc((N + 2) * sizeof *out);
+    ck_assert_ptr_nonnull(out);
+    for (int large = 0; large < 2; large++) {
+        memset(out, 0, (N + 2) * sizeof *out);
+        dtr__fill_identity(out + 1, N, large ? WHOLE : N, DTR_I32, DTR_MIN);
+        ck_assert(out[0] == 0 && out[N + 1] == 0);
+        for (int i = 1; i <= N; i++) {
+            ck_assert_msg(out[i] == INT32_MAX, "number %d is %d", i, out[i]);
+        }
+    }
+    free(out);
+}
+END_TEST
+
 /* Inputs that dtr__premul has scaled are summed as they are. */
 START_TEST(premul_without_factors) {
     float a[] = { 1, 2 }, b[] = { 3, 4 }, out[2];
@@ -535,6 +552,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, bool_results);
     tcase_add_test(tc, pairs_of_value_and_index);
     tcase_add_test(tc, identities);
+    tcase_add_test(tc, identities_in_a_row);
     tcase_add_test(tc, premul_without_factors);
     tcase_add_test(tc, large_job);
     tcase_add_test(tc, copies);

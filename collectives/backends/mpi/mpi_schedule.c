@@ -306,7 +306,7 @@ static void run_local(const dtr__mpi_sched *s, const dtr__mpi_step *step) {
         dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first), step->n,
                     s->dtype, s->op, step->divisor, NULL);
     } else if (step->kind == DTR__MPI_FILL) {
-        dtr__fill_identity(step->dst, step->n, s->dtype, s->op);
+        dtr__fill_identity(step->dst, step->n, step->n, s->dtype, s->op);
     } else if (s->dtype == DTR_F32_INDEX) {
         dtr__copy_clean(step->dst, step->src, step->n, s->dtype);
     } else {

@@ -67,7 +67,7 @@ static void identity(const dtr__call *c) {
         return;
     }
     if (dtr__n_sources(c->kind, 0, 1) == 0) {
-        dtr__fill_identity(c->out, c->out_count, c->dtype, c->op);
+        dtr__fill_identity(c->out, c->out_count, c->out_count, c->dtype, c->op);
     } else if (dtr__kind_reduces(c->kind) && c->op == DTR_PREMUL_SUM) {
         dtr__premul(c->out, c->in, c->in_count, c->dtype, c->premul);
     } else if (dtr__kind_reduces(c->kind) &&

@@ -180,7 +180,7 @@ static bool reduce_chunk(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     void *to = (unsigned char *)c->out + at;
     *moved = n * (size_t)(n_from + 1);
     if (n_from == 0) {
-        dtr__fill_identity(to, n / op->size, c->dtype, c->op);
+        dtr__fill_identity(to, n / op->size, c->out_count, c->dtype, c->op);
         return true;
     }
     if (reads_only_one(c, n_from) && from[0] == attached) {

@@ -16,10 +16,11 @@ static int local_rank_of(const dtr_group *g, int rank) {
     return g->world->local_rank_of[g->world_ranks[rank]];
 }
 
-/* Each byte goes to one rank, and the giver has more to do meanwhile. */
-static bool deals_out(const dtr_group *g, dtr__kind kind) {
+/* Each byte goes to one rank, and the giver has more to do meanwhile: in an exscan it fills its
+ * output, of which both slow each other down once it goes past the caches. */
+static bool deals_out(const dtr_group *g, dtr__kind kind, size_t nbytes) {
     return (dtr__shm_scatters(kind) && !dtr__kind_reduces(kind)) ||
-           (kind == DTR__K_EXSCAN && g->size == 2);
+           (kind == DTR__K_EXSCAN && g->size == 2 && nbytes < DTR__FILL_NONTEMPORAL);
 }
 
 bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes) {
@@ -31,7 +32,7 @@ bool dtr__shm_attach_fits(const dtr_group *g, const dtr__call *c, size_t nbytes)
         return nbytes >= tune[DTR__TUNE_CMA_REDUCE] && nbytes < tune[DTR__TUNE_CMA_END];
     }
     return nbytes >= tune[DTR__TUNE_CMA_COPY] ||
-           (nbytes >= tune[DTR__TUNE_CMA_DEAL] && deals_out(g, c->kind));
+           (nbytes >= tune[DTR__TUNE_CMA_DEAL] && deals_out(g, c->kind, nbytes));
 }
 
 /* One end of a call: in node-shared memory, or where the kernel can read it. */

@@ -127,7 +127,7 @@ bool dtr__shm_fast_path_accept(dtr_group *g, void *state, const dtr__call *c, dt
     m->fills = dtr__kind_reduces(c->kind) && c->out_count > 0 && !m->reduces &&
                !dtr__op_is_user(c->op); /* which has no identity */
     if (m->fills && give <= sizeof m->identity) {
-        dtr__fill_identity(m->identity, c->out_count, c->dtype, c->op);
+        dtr__fill_identity(m->identity, c->out_count, c->out_count, c->dtype, c->op);
     }
     if (m->reduces && is_copy_of_one(c, m)) {
         m->reduces = false;
@@ -283,7 +283,7 @@ static void fill(const dtr__fast_path *p) {
     if (nbytes <= sizeof p->moves.identity) {
         dtr__shm_copy(c->out, p->moves.identity, nbytes);
     } else {
-        dtr__fill_identity(c->out, c->out_count, c->dtype, c->op);
+        dtr__fill_identity(c->out, c->out_count, c->out_count, c->dtype, c->op);
     }
 }
 
