@@ -11,6 +11,10 @@ enum { LONG = 5000 }; /* elements of four bytes, of calls that do not fit into s
 
 static int32_t ins[LONG + 4], outs[LONG + 4];
 
+static bool on_several_nodes(void) {
+    return getenv("DTR_NODE_RANKS") != NULL;
+}
+
 static void expect_good(dtr_group *g, size_t n, int times) {
     for (int i = 0; i < times; i++) {
         TH_IS(reduce_here(g, i32s(ins, n), i32s(outs, n), DTR_SUM, NULL), DTR_OK);
@@ -30,6 +34,9 @@ static void disagree(size_t n, dtr_op op, size_t more, dtr_dtype dtype, const ch
     const size_t count = odd ? n + more : n;
     warm_up(th_group());
     expect_good(th_group(), n, 3);
+    if (on_several_nodes()) { /* there the end of the group may overtake a result on its way */
+        TH_AGREE();
+    }
     memset(outs, -1, sizeof outs);
     TH_IS(reduce_here(th_group(), dtr_cpu(ins, count, odd ? dtype : DTR_I32),
                       dtr_cpu(outs, count, odd ? dtype : DTR_I32), odd ? op : DTR_SUM, NULL),
@@ -292,9 +299,9 @@ START_TEST(other_row) {
 END_TEST
 
 /* Between nodes a call may have ended before the ranks' arguments are compared. */
-#define ADD_OF_ONE_NODE(tc, test)                                                        \
-    (getenv("DTR_NODE_RANKS") != NULL ? th_skip(#test, "the ranks are on several nodes") \
-                                      : th_add_sized((tc), #test, (test), 2, 0))
+#define ADD_OF_ONE_NODE(tc, test)                                          \
+    (on_several_nodes() ? th_skip(#test, "the ranks are on several nodes") \
+                        : th_add_sized((tc), #test, (test), 2, 0))
 
 static void make(Suite *s) {
     TCase *tc = th_case(s, "errors", 60);
