@@ -128,6 +128,22 @@ static size_t allreduce(dtr_group *g, const call *c, int32_t *in, int32_t *out) 
     return wrong;
 }
 
+static size_t reduce_scatter(dtr_group *g, const call *c, int32_t *in, int32_t *out) {
+    size_t wrong = 0;
+    fill(c, in, true);
+    TH_IS(dtr_reduce_scatter(g, dtr_cpu(in, c->n * (size_t)th_size(), DTR_I32),
+                             dtr_cpu(out, c->n, DTR_I32), DTR_SUM, NULL, NULL),
+          DTR_OK);
+    for (size_t k = 0; k < c->n; k++) {
+        int32_t sum = 0;
+        for (int r = 0; r < th_size(); r++) {
+            sum += given(c, r, th_rank(), k);
+        }
+        wrong += out[k] != sum;
+    }
+    return wrong;
+}
+
 static int32_t *memory(dtr_world *w, dtr_mem how) {
     void *p = NULL;
     TH_OK(dtr_alloc(w, (dtr_device){ DTR_CPU, 0 }, how, sizeof(int32_t) * MOST * (size_t)th_size(),
@@ -139,8 +155,8 @@ static int32_t *memory(dtr_world *w, dtr_mem how) {
  * late. */
 static void follow_each_other(const char *tune, const char *cma, dtr_mem how) {
     static size_t (*const kinds[])(dtr_group *, const call *, int32_t *,
-                                   int32_t *) = { broadcast, gather,    scatter,  allgather,
-                                                  alltoall,  alltoallv, allreduce };
+                                   int32_t *) = { broadcast, gather,    scatter,   allgather,
+                                                  alltoall,  alltoallv, allreduce, reduce_scatter };
     dtr_world *w = TH_WORLD_WITH(NULL, "DTR_TUNE", tune, "DTR_CMA", cma);
     int32_t *in = memory(w, how), *out = memory(w, how);
     th_rng ours = { 5 }, mine = { 9 + (uint64_t)th_rank() };

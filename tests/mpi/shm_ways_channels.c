@@ -184,33 +184,54 @@ START_TEST(blocks_go_to_and_fro) {
 }
 END_TEST
 
-static void exchange_all(dtr_group *g, int number, dtr_status want) {
+enum { CHUNK = 4 << 10, CHUNKS = 16 }; /* bytes; of the longest call */
+
+static void exchange_all(dtr_group *g, int number, size_t n, dtr_status want) {
     static float in[MESSAGE], out[2 * MESSAGE];
-    for (int i = 0; i < MESSAGE; i++) {
-        in[i] = (float)(number + g->rank * i);
+    for (size_t i = 0; i < n; i++) {
+        in[i] = (float)((size_t)number + (size_t)g->rank * i);
     }
-    const size_t n = want == DTR_OK ? MESSAGE : (size_t)(MESSAGE - g->rank);
-    TH_IS(dtr_allgather(g, dtr_cpu(in, n, DTR_F32), dtr_cpu(out, 2 * n, DTR_F32), NULL, NULL),
+    const size_t mine = want == DTR_OK ? n : n - (size_t)g->rank;
+    TH_IS(dtr_allgather(g, dtr_cpu(in, mine, DTR_F32), dtr_cpu(out, 2 * mine, DTR_F32), NULL, NULL),
           want);
     int wrong = 0;
-    for (int i = 0; i < 2 * MESSAGE && want == DTR_OK; i++) {
-        wrong += out[i] != (float)(number + i / MESSAGE * (i % MESSAGE));
+    for (size_t i = 0; i < 2 * n && want == DTR_OK; i++) {
+        wrong += out[i] != (float)((size_t)number + i / n * (i % n));
     }
-    TH_CHECK(wrong == 0, "call %d: %d elements are wrong", number, wrong);
+    TH_CHECK(wrong == 0, "call %d of %zu: %d elements are wrong", number, n, wrong);
 }
 
+static size_t used_buffers(const dtr__shm_state *s) {
+    size_t n = 0;
+    for (int i = 0; i < DTR__SHM_STAGES; i++) {
+        n += s->stage_used[i] != 0;
+    }
+    return n;
+}
+
+/* Data that goes an even number of times round the buffers ends where it began. What the round
+ * before the last has left behind there counts as used. */
 static void go_on_in_the_others(dtr_group *g) {
+    enum { BUFFERS = DTR__SHM_STAGES_LAPPED };
+    const dtr__shm_state *s = state_of(g);
+    bool home = true;
     for (int i = 0; i < TIMES; i++) {
-        exchange_all(g, i, DTR_OK);
-        const dtr__shm_state *s = state_of(g);
-        TH_CHECK((s->stage == s->own_stage) == (i % 2 == 1), "after call %d", i);
+        const size_t chunks = BUFFERS + (size_t)i % (CHUNKS - BUFFERS + 1),
+                     rounds = (chunks + BUFFERS - 1) / BUFFERS,
+                     left = rounds > 1 ? rounds * BUFFERS - chunks : 0;
+        exchange_all(g, i, chunks * CHUNK / sizeof(float), DTR_OK);
+        home = rounds % 2 == 0 ? home : !home;
+        TH_CHECK((dtr__shm_unpack(g->world, s->stage_at) == s->own_stage) == home,
+                 "after call %d of %zu chunks", i, chunks);
+        TH_CHECK(used_buffers(s) == left, "after call %d of %zu chunks %zu buffers are in use", i,
+                 chunks, used_buffers(s));
     }
 }
 
 /* Two ranks that have exchanged something go on in each other's staging memory. Where the group
  * breaks it stays: the other one may yet write there. */
 START_TEST(staging_memory_goes_to_and_fro) {
-    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_CMA", "off", "DTR_TUNE", "slices=0");
+    dtr_world *w = TH_WORLD_WITH(NULL, "DTR_CMA", "off", "DTR_TUNE", "slices=0,chunk=8K");
     for (int broken = 0; broken < 2; broken++) {
         const size_t before = dtr__arena_used(w);
         dtr_group *g = pair_of(w);
@@ -219,7 +240,7 @@ START_TEST(staging_memory_goes_to_and_fro) {
             const size_t used = dtr__arena_used(w);
             TH_CHECK(used > before + MESSAGE, "%zu bytes are staging memory", used - before);
             if (broken) {
-                exchange_all(g, 0, DTR_ERR_MISMATCH);
+                exchange_all(g, 0, MESSAGE, DTR_ERR_MISMATCH);
             }
             TH_IS(dtr_group_destroy(g), DTR_OK);
             TH_CHECK(broken ? dtr__arena_used(w) >= used : dtr__arena_used(w) == before,

@@ -85,6 +85,8 @@ static bool arrive(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
     op->sliced = op->sliced && c->kind == DTR__K_ALLREDUCE && !op->zero_copy;
     op->by_slices = op->by_slices && !op->zero_copy && !op->sliced;
     op->swaps = op->swaps && !op->zero_copy && !op->sliced;
+    op->laps = op->swaps && !op->by_slices && dtr__shm_may_lap(g, c->kind) &&
+               dtr__shm_slot_of(s, 0)->first == dtr__shm_slot_of(s, 1)->first;
     op->quiet = in_slots && !op->zero_copy && !op->sliced;
     if (c->kind == DTR__K_ALLTOALLV) {
         dtr__shm_count_chunks(g, s, c, true);
@@ -101,8 +103,10 @@ unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, cons
                                int r, size_t k) {
     const dtr__shm_slot *slot = dtr__shm_slot_of(s, r);
     const size_t nbytes = dtr__shm_step_of(g, s, c, r) * s->op.n_blocks,
-                 buffer = (slot->first + k) % dtr__shm_stages(s, c, nbytes);
-    return (unsigned char *)dtr__shm_unpack(g->world, slot->at) + buffer * nbytes;
+                 n = dtr__shm_stages(g, s, c, nbytes), at = dtr__shm_round(slot, k, n);
+    const int owner = s->op.laps && at / n % 2 != 0 ? 1 - r : r;
+    return (unsigned char *)dtr__shm_unpack(g->world, dtr__shm_slot_of(s, owner)->at) +
+           at % n * nbytes;
 }
 
 const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s,
@@ -417,7 +421,7 @@ static dtr_status move(dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool
     }
     *done = dtr__shm_may_leave(g, s, c);
     if (*done && op->swaps) {
-        dtr__shm_stage_swap(g, s);
+        dtr__shm_stage_swap(g, s, c);
     }
     if (*done && op->zero_copy && dtr__shm_lost_out(g, s, c)) {
         op->wrong = DTR__SHM_LOST;

@@ -218,7 +218,7 @@ static bool lies_shared(const dtr_group *g, dtr__shm_state *s, const dtr__fast_p
     const dtr__call *c = &p->call;
     s->shared_as_of = dtr__arena_version(g->world);
     return dtr__shm_lies_shared(g, c, p->moves.give, &s->in_at, &s->out_at) &&
-           (c->in != c->out || s->stage != NULL);
+           (c->in != c->out || s->own_stage != NULL);
 }
 
 /* The line stays with all ranks as long as nobody moves. */
@@ -489,6 +489,6 @@ void dtr__shm_fast_path_to_work(dtr_group *g, void *state, dtr_work *w) {
     dtr__shm_set_steps(g, s, c);
     if (dtr__shm_slot_of(s, g->rank)->mode == DTR__SHM_STAGED) { /* if somebody's lie elsewhere */
         dtr__shm_stage_cut(s, s->op.step * s->op.n_blocks);
-        s->op.chunks_out = (c->in_count * s->op.size + s->op.step - 1) / s->op.step;
+        s->op.chunks_out = dtr__shm_chunks(c->in_count * s->op.size, s->op.step);
     }
 }

@@ -33,6 +33,7 @@ enum {
     DTR__SHM_STRETCH = 4,                  /* times the usual chunk is a long one, */
     DTR__SHM_STRETCH_MOST = 8,             /* ... for data of at most so many long ones */
     DTR__SHM_STAGES_USUAL = 8,             /* staging buffers at most, */
+    DTR__SHM_STAGES_LAPPED = 4,            /* ... of two ranks that change memory, */
     DTR__SHM_STAGES = 32,                  /* ... and of calls whose data goes one way */
     DTR__SHM_MAX_RANKS = 1024,
     DTR__SHM_SIZES = 12 /* powers of two from 16 KiB on whose results are written alike */
@@ -165,7 +166,8 @@ typedef struct dtr__shm_op {
     bool sliced;           /* allreduce of plain buffers: slices, reduced here and fetched */
     size_t fetched;        /* sliced: pieces of the other slices that are here */
     bool by_slices;        /* staged allreduce whose chunks are reduced by slices */
-    bool swaps;            /* two ranks have staged something for each other */
+    bool swaps;            /* two ranks have staged something for each other, */
+    bool laps;             /* ... as many chunks: each time round they change memory */
     size_t made;           /* by_slices: chunks whose own slice is reduced */
     int nontemporal;       /* zero_copy: dtr__nontemporal of this operation */
     int attach_errno;      /* reading a peer's plain buffer failed, */
@@ -195,8 +197,7 @@ typedef struct dtr__shm_state {
     size_t chunk;             /* the longest, half of the staging memory; the same on all ranks */
     size_t chunk_least;       /* the usual one, of which long ones are a multiple */
     unsigned char *own_stage; /* staging memory in the own arena, made when first needed */
-    unsigned char *stage;     /* what this rank stages in: that, or the other rank's */
-    uint64_t stage_at;
+    uint64_t stage_at;        /* where this rank stages: there, or in the other rank's */
     uint64_t stage_used[DTR__SHM_STAGES]; /* mark of the chunk that used the buffer last */
     size_t stage_bytes;                   /* of a buffer, when they were used last */
     size_t stage_next;
@@ -383,6 +384,13 @@ const unsigned char *dtr__shm_source(const dtr_group *g, const dtr__shm_state *s
                                      const dtr__call *c, int r, size_t k);
 unsigned char *dtr__shm_staged(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                                int r, size_t k);
+static inline size_t dtr__shm_chunks(size_t nbytes, size_t step) {
+    return (nbytes + step - 1) / step;
+}
+/* How many buffers chunk `k` of a slot lies behind buffer 0 of a ring of `n`. */
+static inline size_t dtr__shm_round(const dtr__shm_slot *slot, size_t k, size_t n) {
+    return slot->first % n + k;
+}
 
 /* shm_collectives.c: whether the operation under way waits for rank r to show it. */
 bool dtr__shm_awaits(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, int r);
@@ -437,15 +445,18 @@ void dtr__shm_set_steps(const dtr_group *g, dtr__shm_state *s, const dtr__call *
 
 /* shm_staging.c: make the staging memory; into how many buffers of so many bytes a call cuts it;
  * prepare the own ones for buffers of that size; copy the next chunk of every piece of the input
- * into one, false while it is being read; at the end of an operation that swaps, take the other's;
- * of the pieces in a buffer, which one is a reader's: they go round from the giver's next rank on,
- * so that of two ranks each has the same place; which way comes next in a trial, and what it took;
- * the one with non-temporal stores is chosen if the other takes more than `worth` times as long. */
+ * into one, false while it is being read; in which calls two ranks may change memory each time
+ * round their buffers; at the end of an operation that swaps, take the other's; of the pieces in a
+ * buffer, which one is a reader's: they go round from the giver's next rank on, so that of two
+ * ranks each has the same place; which way comes next in a trial, and what it took; the one with
+ * non-temporal stores is chosen if the other takes more than `worth` times as long. */
 dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s);
-size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbytes);
+size_t dtr__shm_stages(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                       size_t nbytes);
 void dtr__shm_stage_cut(dtr__shm_state *s, size_t nbytes);
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c, dtr__shm_slot *slot);
-void dtr__shm_stage_swap(const dtr_group *g, dtr__shm_state *s);
+bool dtr__shm_may_lap(const dtr_group *g, dtr__kind k);
+void dtr__shm_stage_swap(const dtr_group *g, dtr__shm_state *s, const dtr__call *c);
 size_t dtr__shm_place_of(const dtr_group *g, const dtr__shm_state *s, int giver, int reader);
 bool dtr__shm_trial_nontemporal(dtr__shm_trial *t, int64_t now);
 bool dtr__shm_trial_over(const dtr__shm_trial *t); /* nothing is timed until the next one */

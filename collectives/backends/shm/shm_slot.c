@@ -20,10 +20,6 @@ void dtr__shm_keep_input(const dtr_group *g, dtr__shm_state *s, const dtr__call 
     s->op.in = shown && writes_over_input(c) ? dtr__shm_shown(s, g->rank) : s->op.in;
 }
 
-static size_t chunks(size_t nbytes, size_t step) {
-    return (nbytes + step - 1) / step;
-}
-
 /* Write the own table of a v-form, or only look; whether it was the same before. */
 static bool put_table(const dtr_group *g, dtr__shm_state *s, const dtr__call *c, bool write) {
     uint64_t *row = dtr__shm_table_row(g, s, g->rank);
@@ -175,7 +171,7 @@ static dtr_status show_place(dtr_group *g, dtr__shm_state *s, const dtr__call *c
         size_t n = dtr__shm_piece(g, c, b, &offset);
         longest = n > longest ? n : longest;
     }
-    op->chunks_out = chunks(longest, op->step);
+    op->chunks_out = dtr__shm_chunks(longest, op->step);
     return DTR_OK;
 }
 
@@ -216,10 +212,11 @@ static size_t moved_chunk_of(const dtr_group *g, const dtr__shm_state *s, const 
 /* In a reduction all wait at every chunk, so few long ones are faster, about twice at 1 MiB between
  * two ranks that share a cache, until the data no longer stays in the caches. Of an allreduce by
  * slices, where all wait twice, there are four at least; other allreduces, of which each rank reads
- * all chunks of all, take twice the usual one. Of a prefix, in which the higher rank waits for all
- * below it at each hand-over and nobody waits for it, the long ones are faster for any size. All
- * ranks must come to the same size: it follows from counts that they compare and from thresholds
- * alone. Only an alltoallv has as many as it has givers (step_of). */
+ * all chunks of all, take twice the usual one, but of two ranks, see dtr__shm_stages. Of a prefix,
+ * in which the higher rank waits for all below it at each hand-over and nobody waits for it, the
+ * long ones are faster for any size. All ranks must come to the same size: it follows from counts
+ * that they compare and from thresholds alone. Only an alltoallv has as many as it has givers
+ * (step_of). */
 static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c) {
     size_t nbytes = c->in_count * s->op.size, wish = s->chunk;
     if (dtr__rules[c->kind].prefix != NO_PREFIX) {
@@ -233,7 +230,8 @@ static size_t chunk_of(const dtr_group *g, const dtr__shm_state *s, const dtr__c
     if (dtr__shm_slices_fit(g, c)) {
         wish = nbytes / 4 / 64 * 64;
     } else if (c->kind == DTR__K_ALLREDUCE) {
-        wish = 2 * s->chunk_least < wish ? 2 * s->chunk_least : wish;
+        const size_t most = (g->size > 2 ? 2 : 1) * s->chunk_least;
+        wish = most < wish ? most : wish;
     } else {
         return s->chunk_least;
     }
@@ -253,7 +251,7 @@ void dtr__shm_count_chunks(const dtr_group *g, dtr__shm_state *s, const dtr__cal
     s->op.chunks_in = 0;
     for (int r = 0; r < g->size; r++) {
         const size_t step = filled ? dtr__shm_step_of(g, s, c, r) : s->op.step,
-                     n = chunks(dtr__shm_wanted(g, c, r), step);
+                     n = dtr__shm_chunks(dtr__shm_wanted(g, c, r), step);
         s->op.chunks_in = n > s->op.chunks_in ? n : s->op.chunks_in;
     }
 }

@@ -37,7 +37,7 @@ static int end_of(const dtr__shm_trial *t) {
 dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
     int owner = 0;
     uint64_t offset = 0;
-    if (s->stage != NULL) {
+    if (s->own_stage != NULL) {
         return DTR_OK;
     }
     s->own_stage = dtr__arena_alloc(g->world, 2 * s->chunk, 4096);
@@ -47,17 +47,26 @@ dtr_status dtr__shm_stage_need(dtr_group *g, dtr__shm_state *s) {
             "group '%s': no node-shared memory for a staging buffer of %zu KiB; raise DTR_ARENA",
             g->name, 2 * s->chunk / 1024);
     }
-    s->stage = s->own_stage;
     s->stage_at = dtr__shm_pack(owner, offset);
     return DTR_OK;
 }
 
+/* Those in which a rank gets as many chunks as it gives. */
+bool dtr__shm_may_lap(const dtr_group *g, dtr__kind k) {
+    return g->size == 2 && (k == DTR__K_ALLREDUCE || k == DTR__K_REDUCE_SCATTER ||
+                            k == DTR__K_ALLGATHER || k == DTR__K_ALLTOALL);
+}
+
 /* Two of a reduction in several chunks, at each of which all wait, so that they stay in the cache;
- * of an allreduce too, in which nobody gets ahead. */
-size_t dtr__shm_stages(const dtr__shm_state *s, const dtr__call *c, size_t nbytes) {
-    const bool few = dtr__kind_reduces(c->kind) &&
-                     (c->kind == DTR__K_ALLREDUCE || c->in_count * s->op.size > nbytes);
+ * of an allreduce too, in which nobody gets ahead. Where two ranks may change memory, so many that
+ * what has just been read is still in the first caches when it is written again. */
+size_t dtr__shm_stages(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
+                       size_t nbytes) {
+    const bool laps = dtr__shm_may_lap(g, c->kind),
+               few = c->kind == DTR__K_ALLREDUCE ||
+                     (!laps && dtr__kind_reduces(c->kind) && c->in_count * s->op.size > nbytes);
     const size_t most = few                         ? 2
+                        : laps                      ? DTR__SHM_STAGES_LAPPED
                         : dtr__shm_one_way(c->kind) ? DTR__SHM_STAGES
                                                     : DTR__SHM_STAGES_USUAL,
                  fit = 2 * s->chunk / nbytes;
@@ -105,6 +114,17 @@ static bool is_free(const dtr_group *g, const dtr__shm_state *s, const dtr__call
         }
     }
     return true;
+}
+
+/* The same for a chunk behind the first time round. Where two ranks may change memory neither gets
+ * there before it knows whether they do; if so, it has to have read itself what is there. */
+static bool is_free_again(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c, size_t n,
+                          size_t buffer) {
+    const dtr__shm_op *op = &s->op;
+    if (op->phase < DTR__SHM_PULL && dtr__shm_may_lap(g, c->kind)) {
+        return false;
+    }
+    return op->laps ? op->posted < op->pulled + n : is_free(g, s, c, buffer);
 }
 
 size_t dtr__shm_place_of(const dtr_group *g, const dtr__shm_state *s, int giver, int reader) {
@@ -171,24 +191,31 @@ void dtr__shm_trial_copy(dtr__shm_trial *t, uint64_t from_on, void *to, const vo
 
 /* Two ranks that have read all that the other has staged go on in each other's memory: what a rank
  * has just read is in its cache, and so costs less to write than its own, which the other has read.
- * Who has read it all may write there at once: its owner is through with it. */
-void dtr__shm_stage_swap(const dtr_group *g, dtr__shm_state *s) {
-    s->stage_at = dtr__shm_slot_of(s, 1 - g->rank)->at;
-    s->stage = dtr__shm_unpack(g->world, s->stage_at);
+ * Who has read it all may write there at once: its owner is through with it. Where they have
+ * changed memory meanwhile, the last time round may have left something of this rank's behind. */
+void dtr__shm_stage_swap(const dtr_group *g, dtr__shm_state *s, const dtr__call *c) {
+    const dtr__shm_op *op = &s->op;
+    const size_t nbytes = op->step * op->n_blocks, n = dtr__shm_stages(g, s, c, nbytes),
+                 last = dtr__shm_round(dtr__shm_slot_of(s, g->rank), op->chunks_out - 1, n);
+    const bool back = op->laps && last / n % 2 != 0;
+    s->stage_at = dtr__shm_slot_of(s, back ? g->rank : 1 - g->rank)->at;
     memset(s->stage_used, 0, sizeof s->stage_used);
-    s->stage_bytes = s->stage_next = 0;
+    for (size_t i = last % n + 1; op->laps && last >= n && i < n; i++) {
+        s->stage_used[i] = dtr__shm_mark(op->n, op->chunks_out - 1);
+    }
+    s->stage_next = 0;
 }
 
 bool dtr__shm_stage_chunk(dtr_group *g, dtr__shm_state *s, const dtr__call *c,
                           dtr__shm_slot *slot) {
     dtr__shm_op *op = &s->op;
-    const size_t nbytes = op->step * op->n_blocks, n = dtr__shm_stages(s, c, nbytes),
-                 buffer = (slot->first + op->posted) % n;
+    const size_t nbytes = op->step * op->n_blocks, n = dtr__shm_stages(g, s, c, nbytes),
+                 at = dtr__shm_round(slot, op->posted, n), buffer = at % n;
     const uint64_t tune = g->world->tune.value[DTR__TUNE_STAGE_NONTEMPORAL];
-    unsigned char *to = s->stage + buffer * nbytes;
-    if (!is_free(g, s, c, buffer)) {
+    if (!(at < n ? is_free(g, s, c, buffer) : is_free_again(g, s, c, n, buffer))) {
         return false;
     }
+    unsigned char *to = dtr__shm_staged(g, s, c, g->rank, op->posted);
     if (tune != 0) {
         (void)fill(g, s, c, to, c->in_count * op->size >= tune);
     } else {
