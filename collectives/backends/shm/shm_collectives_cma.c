@@ -17,7 +17,7 @@ static int local_rank_of(const dtr_group *g, int rank) {
 }
 
 /* Each byte goes to one rank, and the giver has more to do meanwhile: in an exscan it fills its
- * output, which is slower beside reads by the kernel where the stores are non-temporal. */
+ * output, whose non-temporal stores gain nothing beside reads by the kernel. */
 static bool deals_out(const dtr_group *g, dtr__kind kind, size_t nbytes) {
     return (dtr__shm_scatters(kind) && !dtr__kind_reduces(kind)) ||
            (kind == DTR__K_EXSCAN && g->size == 2 && nbytes < DTR__FILL_NONTEMPORAL);
