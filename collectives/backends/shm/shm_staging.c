@@ -59,7 +59,7 @@ bool dtr__shm_may_lap(const dtr_group *g, dtr__kind k) {
 
 /* Two of a reduction in several chunks, at each of which all wait, so that they stay in the cache;
  * of an allreduce too, in which nobody gets ahead. Where two ranks may change memory, so many that
- * what has just been read is still in the first caches when it is written again. */
+ * what has just been read is still in the core's own caches when it is written again. */
 size_t dtr__shm_stages(const dtr_group *g, const dtr__shm_state *s, const dtr__call *c,
                        size_t nbytes) {
     const bool laps = dtr__shm_may_lap(g, c->kind),
