@@ -7,8 +7,11 @@
  * of its limit enters directly: it sends its entry to the coordinator and to the second lowest
  * rank, the backup, which answers where the coordinator is missing. Whoever of these two gets such
  * an entry asks all who have not come to enter directly too, and a rank that comes later finds the
- * question. So when the first limit is reached it is known who has come. Where a group or world
- * ends, a failure has to reach those who wait at once, and all enter directly.
+ * question. So when the first limit is reached it is known who has come.
+ *
+ * A rank whose end of the world has failed waits for nobody: it enters directly and leaves. The
+ * coordinator reports the failure to all ranks, also to those whose entries are still on the way or
+ * that have not come: such a report is kept until they come.
  *
  * A rank whose limit is reached withdraws, and that ends the agreement for all who came. What a
  * rank sent to an agreement that has ended counts for nothing: a withdrawn entry is dropped, and
@@ -132,17 +135,11 @@ void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from) {
         free(up); /* it has come by another way */
         return;
     }
-    if (up->entry.ends != 0 && up->entry.ends == m->ms->ended) {
-        free(up); /* the coordinator had it before this rank, which is the backup */
-        return;
-    }
     free(*slot);
     *slot = up;
     int i = dtr__agreement_position(m, from);
     const bool had_come = i >= 0 && m->came[i] && known > 0; /* and has not withdrawn since */
-    const bool same_end = up->entry.ends != 0 && up->entry.ends == m->mine->ends;
-    if (m->me != 0 && up->number > known &&
-        ((m->phase == DTR__AGREEING && !same_end) || had_come)) {
+    if (m->me != 0 && up->number > known && (m->phase == DTR__AGREEING || had_come)) {
         up->detail |= DTR__ENTER_NEXT; /* it knows already how this agreement has ended */
     }
     if (i >= 0 && up->number > known) { /* a new attempt: answers to the former one do not count */
@@ -203,6 +200,11 @@ static void take_commit(dtr__agreement *m, const dtr__down *down) {
     }
 }
 
+static void take_text(char *text, const dtr__down *final, size_t nbytes) {
+    snprintf(text, DTR__AGREEMENT_TEXT, "%.*s", (int)(nbytes - sizeof *final),
+             (const char *)(final + 1));
+}
+
 static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, int from) {
     if (down->kind == DTR__DOWN_ASK) {
         take_question(m, down->number);
@@ -210,6 +212,11 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
     }
     if (down->kind == DTR__DOWN_COMMIT) {
         take_commit(m, down);
+        return;
+    }
+    if (down->kind == DTR__DOWN_FINAL && down->number == DTR__OF_WORLD_END) {
+        m->ms->end = (dtr_status)down->status;
+        take_text(m->ms->end_text, down, nbytes);
         return;
     }
     if (down->number != m->number || m->phase == DTR__ENDED) {
@@ -228,8 +235,7 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
         if (from != m->ranks[0] && m->phase == DTR__GATHERING) {
             dtr__agreement_withdraw(m); /* the coordinator does not know this answer */
         }
-        snprintf(m->text, sizeof(m->text), "%.*s", (int)(nbytes - sizeof(*down)),
-                 (const char *)(down + 1));
+        take_text(m->text, down, nbytes);
         dtr__agreement_end(m, (dtr_status)down->status);
     }
 }
@@ -342,12 +348,18 @@ static void give_up(dtr__agreement *m) {
                        m->watch_broke ? (dtr_status)atomic_load(&m->watch->status) : DTR_ERR_STATE);
 }
 
-/* A coordinator whose end of the world has failed reports that to the ranks that have come and
- * waits for no other. A rank that comes later would wait for it in vain: it only waits a moment for
- * what the coordinator may have sent. */
+/* The coordinator's end of the world has failed: it reports that to all, if it can, and waits for
+ * nobody. */
 static void follow_coordinator(dtr__agreement *m) {
-    if (m->mine->end == 0 || m->me == 0 || m->phase != DTR__GATHERING ||
-        !dtr__peer_has_left(m->world, m->ranks[0])) {
+    if (m->me == 0 || m->mine->end == 0) {
+        return;
+    }
+    if (m->ms->end < 0 && dtr__agreement_ends_world(m)) {
+        memcpy(m->text, m->ms->end_text, sizeof m->text);
+        dtr__agreement_end(m, m->ms->end);
+        return;
+    }
+    if (m->phase != DTR__GATHERING || !dtr__peer_has_left(m->world, m->ranks[0])) {
         return;
     }
     if (m->left_at == 0) {
@@ -370,9 +382,7 @@ static double coordinator_has(const dtr__agreement *m) {
 /* While entries come in, of all but the coordinator. */
 static void gather(dtr__agreement *m) {
     (void)dtr__agreement_all_came(m);
-    if (!m->star) {
-        dtr__tree_gather(m);
-    }
+    dtr__tree_gather(m);
     if (dtr__agreement_needs_all(m)) {
         dtr__agreement_enter(m, false);
         if (m->me == 1 && dtr__agreement_coordinator_missing(m) &&
@@ -438,9 +448,9 @@ static void pause_between(dtr__agreement *m, bool moved, dtr__backoff *backoff) 
 /* Before a world ends its communicator has to be empty: MPI may take what comes later for a message
  * of the next one. */
 static dtr_status await_owed(dtr__agreement *m, dtr__backoff *backoff) {
-    const bool world_ends = m->mine->end != 0 && m->watch == NULL;
+    const double until = dtr__now() + DTR__OWED_S;
     dtr_status s = DTR_OK;
-    while (world_ends && m->ms->n_owed > 0 && dtr__now() < m->began + DTR__OWED_S && s >= 0) {
+    while (dtr__agreement_ends_world(m) && m->ms->n_owed > 0 && dtr__now() < until && s >= 0) {
         bool moved = false;
         dtr__mpi_lock(m->world);
         s = receive_all(m, &moved);
@@ -450,17 +460,25 @@ static dtr_status await_owed(dtr__agreement *m, dtr__backoff *backoff) {
     return s;
 }
 
+/* Where the tree would be in vain. */
+static void enter_at_once(dtr__agreement *m) {
+    const bool failed = dtr__brings_failed_end(m->mine);
+    if (failed || m->ms->asked == m->mine->scope) {
+        dtr__agreement_enter(m, !failed);
+    }
+    if (failed) {
+        dtr__agreement_end(m, (dtr_status)m->mine->status);
+    }
+}
+
 static dtr_status run(dtr__agreement *m) {
     dtr__backoff backoff = { 0 };
     DTR_TRY(await_owed(m, &backoff));
     for (bool first = true;; first = false) {
         bool moved = false;
         dtr__mpi_lock(m->world);
-        if (first && m->me != 0 && (m->star || m->ms->asked == m->mine->scope)) {
-            dtr__agreement_enter(m, !m->star);
-            if (m->mine->end != 0 && m->mine->status < 0) { /* nor does the coordinator wait then */
-                dtr__agreement_end(m, (dtr_status)m->mine->status);
-            }
+        if (first && m->me != 0) {
+            enter_at_once(m);
         }
         dtr_status s = step(m, &moved);
         if (s < 0 || m->phase == DTR__ENDED) {
@@ -472,6 +490,9 @@ static dtr_status run(dtr__agreement *m) {
             break;
         }
         pause_between(m, moved, &backoff);
+    }
+    if (m->status == DTR_OK) {
+        DTR_TRY(await_owed(m, &backoff));
     }
     double limit = m->began + m->mine->limit_s;
     while (m->status == DTR_ERR_TIMEOUT && limit - dtr__now() < SKEW_S && dtr__now() < limit) {
@@ -491,7 +512,6 @@ static dtr_status prepare(dtr__agreement *m, const int *ranks, int n) {
     m->deadline = m->began + m->mine->limit_s;
     m->number = ++m->ms->number;
     m->subtree_changed = true;
-    m->star = m->mine->end != 0;
     return DTR_OK;
 }
 

@@ -47,16 +47,12 @@ void dtr__agreement_withdraw(dtr__agreement *m) {
     m->withdrawn = true;
 }
 
-/* Its rank waits for nobody, so this is its last message. */
-static bool brings_failed_end(const dtr__entry *e) {
-    return e->end && e->status < 0;
-}
-
-/* The backup may have the entry of a rank whose agreement has failed, and not have taken part in
- * it: it would count the rank as one that has come to the next. */
+/* The backup may keep the entry of a rank whose agreement has failed, if it had no part in it, or
+ * which had entered directly, if it got that late: it would count the rank as one that has come to
+ * the next. */
 static void withdraw_from_backup(dtr__agreement *m) {
     const bool has_it = m->me > 1 && (m->direct || dtr__tree_node_at(m->me, m->n).parent == 1);
-    if (has_it && !m->withdrawn && !brings_failed_end(m->mine)) {
+    if (has_it && !m->withdrawn && !dtr__brings_failed_end(m->mine)) {
         send_up(m, 1, DTR__UP_WITHDRAW, 0, 0);
     }
     m->withdrawn = true;
@@ -99,7 +95,8 @@ static void send_here(dtr__agreement *m, int to) {
 }
 
 static void send_final(dtr__agreement *m, int to, dtr_status s) {
-    send_down(m, to, DTR__DOWN_FINAL, dtr__entry_of(m, to)->number, s);
+    const uint64_t number = m->came[to] ? dtr__entry_of(m, to)->number : DTR__OF_WORLD_END;
+    send_down(m, to, DTR__DOWN_FINAL, number, s);
 }
 
 void dtr__agreement_ask(dtr__agreement *m) {
@@ -143,7 +140,8 @@ static void use_up(dtr__agreement *m, bool all) {
     for (int i = 0; i < m->n; i++) {
         dtr__up **up = &m->ms->waiting[m->ranks[i]];
         const bool counts = i != m->me && *up != NULL && ((*up)->detail & DTR__ENTER_NEXT) == 0;
-        if (counts && is_used_up(m, &(*up)->entry) && (all || brings_failed_end(&(*up)->entry))) {
+        if (counts && is_used_up(m, &(*up)->entry) &&
+            (all || dtr__brings_failed_end(&(*up)->entry))) {
             m->ms->gone[m->ranks[i]] = (*up)->number;
             free(*up);
             *up = NULL;
@@ -154,11 +152,8 @@ static void use_up(dtr__agreement *m, bool all) {
 /* sure: this rank knows the entries of the agreement from those of later ones. */
 static void end(dtr__agreement *m, dtr_status s, bool sure) {
     use_up(m, sure);
-    if (!sure) {
+    if (!sure || (m->direct && !dtr__agreement_ends_world(m))) {
         withdraw_from_backup(m);
-    }
-    if (s == DTR_OK && m->mine->ends != 0) {
-        m->ms->ended = m->mine->ends;
     }
     m->status = s;
     m->phase = DTR__ENDED;
@@ -171,8 +166,9 @@ void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
 }
 
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others) {
+    const bool to_all = m->me == 0 && dtr__agreement_ends_world(m);
     for (int i = 0; i < m->n; i++) {
-        if (i != m->me && m->came[i]) {
+        if (i != m->me && (m->came[i] || to_all)) {
             send_final(m, i, others);
         }
     }
@@ -231,6 +227,11 @@ void dtr__agreement_time_out(dtr__agreement *m, double limit_s) {
 }
 
 /* ---- the coordinator ---- */
+
+/* Of a rank that has come, or of this one. */
+static const dtr__entry *entry_at(const dtr__agreement *m, int i) {
+    return i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
+}
 
 dtr_status dtr__agreement_alloc(dtr__agreement *m, int n) {
     dtr__error_context ctx = { .world = m->world, .operation = m->what };
@@ -303,7 +304,7 @@ static bool needs_widening(const dtr__agreement *m) {
 }
 
 bool dtr__agreement_needs_all(const dtr__agreement *m) {
-    return m->differing || (m->star ? m->some_by_tree : m->some_unasked && m->me <= 1) ||
+    return m->differing || (m->some_unasked && m->me <= 1) ||
            dtr__now() >= m->began + DTR__PATIENCE * m->mine->limit_s;
 }
 
@@ -315,7 +316,6 @@ bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
 static void note_way(dtr__agreement *m, int i, const dtr__up *up) {
     const bool directly = up->kind == DTR__UP_ENTER;
     const bool greets = m->me == 0 || (m->me == 1 && dtr__agreement_coordinator_missing(m));
-    m->some_by_tree |= !directly;
     m->some_unasked |= directly && (up->detail & DTR__ENTER_ASKED) == 0;
     m->differing |= differs(m, &up->entry);
     if (greets && directly && !m->greeted[i]) {
@@ -331,7 +331,7 @@ static bool look_at(dtr__agreement *m, int i) {
     const bool anew = came && !m->came[i];
     m->n_came += came - m->came[i];
     m->came[i] = came;
-    m->end_failed |= came && up->entry.end && up->entry.status < 0;
+    m->end_failed |= came && dtr__brings_failed_end(&up->entry);
     if (anew) {
         up->detail &= ~DTR__ENTER_NEXT;
     }
@@ -439,7 +439,7 @@ static void propose(dtr__agreement *m, const decision *d) {
 static void decide_with(dtr__agreement *m, const decision *d) {
     m->round++;
     for (int i = 0; i < m->n; i++) {
-        d->entry[i] = i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
+        d->entry[i] = entry_at(m, i);
     }
     dtr__agreement_decide(m->what, m->ranks, d->entry, m->n, &m->ms->next_uid, d->answer, d->place,
                           m->text);
@@ -493,36 +493,25 @@ void dtr__coordinator_regather(dtr__agreement *m) {
     m->deadline = m->began + m->mine->limit_s;
 }
 
-/* A failure at the end of a group or world goes at once to the ranks that have come. */
-static bool end_has_failed(const dtr__agreement *m) {
-    if (!m->mine->end || !(m->end_failed || m->mine->status < 0)) {
-        return false;
+/* The first rank whose end has failed, of those that have come; -1: none. */
+static int first_failed_end(const dtr__agreement *m) {
+    if (m->mine->end == 0 || !(m->end_failed || m->mine->status < 0)) {
+        return -1;
     }
     for (int i = 0; i < m->n; i++) {
-        const dtr__entry *e = i == m->me   ? m->mine
-                              : m->came[i] ? &dtr__entry_of(m, i)->entry
-                                           : NULL;
-        if (e != NULL && e->end && e->status < 0) {
-            return true;
+        if ((i == m->me || m->came[i]) && dtr__brings_failed_end(entry_at(m, i))) {
+            return i;
         }
     }
-    return false;
+    return -1;
 }
 
-static void end_with_failure(dtr__agreement *m) {
-    for (int i = 0; i < m->n; i++) {
-        const dtr__entry *e = i == m->me   ? m->mine
-                              : m->came[i] ? &dtr__entry_of(m, i)->entry
-                                           : NULL;
-        if (e != NULL && e->status < 0) {
-            snprintf(m->text, sizeof(m->text), "%s: rank %d failed with %s: %s", m->what,
-                     m->ranks[i], dtr_status_name((dtr_status)e->status), e->text);
-            dtr_status others = e->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE;
-            dtr__agreement_end_all(m, m->mine->status < 0 ? (dtr_status)m->mine->status : others,
-                                   others);
-            return;
-        }
-    }
+static void end_with_failure(dtr__agreement *m, int i) {
+    const dtr__entry *e = entry_at(m, i);
+    snprintf(m->text, sizeof(m->text), "%s: rank %d failed with %s: %s", m->what, m->ranks[i],
+             dtr_status_name((dtr_status)e->status), e->text);
+    dtr_status others = e->status == DTR_ERR_TIMEOUT ? DTR_ERR_TIMEOUT : DTR_ERR_REMOTE;
+    dtr__agreement_end_all(m, m->mine->status < 0 ? (dtr_status)m->mine->status : others, others);
 }
 
 /* A rank that destroys a group while the others do something else may be about to learn that the
@@ -552,8 +541,9 @@ dtr_status dtr__coordinator_step(dtr__agreement *m) {
     if (m->phase == DTR__GATHERING) {
         bool all = dtr__agreement_all_came(m);
         m->held_since = all ? m->held_since : 0;
-        if (end_has_failed(m)) {
-            end_with_failure(m);
+        const int failed = first_failed_end(m);
+        if (failed >= 0) {
+            end_with_failure(m, failed);
         } else if (all && !hold(m)) {
             decide(m);
         } else if (!all && dtr__agreement_needs_all(m)) {

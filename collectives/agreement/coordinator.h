@@ -29,18 +29,22 @@ typedef struct dtr__up {
  * had come before and knows already how this agreement has ended, so this is for a later one. */
 enum { DTR__ENTER_ASKED = 1, DTR__ENTER_NEXT = 2 };
 
+/* Number of a FINAL for a rank whose entry has not come: the end of the world has failed. */
+enum { DTR__OF_WORLD_END = 0 };
+
 /* From the coordinator; HERE, ASK and FINAL also from the backup while the coordinator is missing.
  */
 typedef enum dtr__down_kind {
     DTR__DOWN_HERE = 1, /* the sender takes part; proposals up to `round` are off */
     DTR__DOWN_PROPOSE,  /* by the tree, a dtr__proposal: agreed, if all still wait: accept it */
-    DTR__DOWN_COMMIT,   /* by two trees; at the end of something directly */
+    DTR__DOWN_COMMIT,   /* by two trees */
     DTR__DOWN_FINAL,    /* ended with status and text */
     DTR__DOWN_ASK       /* enter directly: `number` is the scope of who asks */
 } dtr__down_kind;
 typedef struct dtr__down {
     uint64_t epoch;
-    uint64_t number; /* HERE, FINAL: the receiver's; COMMIT: the coordinator's */
+    uint64_t
+        number; /* HERE, FINAL: the receiver's, or DTR__OF_WORLD_END; COMMIT: the coordinator's */
     int32_t kind;
     int32_t round;  /* which proposal */
     int32_t status; /* FINAL, which the text follows */
@@ -52,13 +56,14 @@ typedef struct dtr__down {
 struct dtr__agreements {
     uint64_t epoch, number, next_uid;
     uint64_t asked; /* scope of agreements whose coordinator asked this rank too early; 0: none */
-    uint64_t ended; /* uid of the newest group whose end was agreed on; 0: none */
     dtr__control_message *out;
     dtr__arriving *in_up, *in_down;
     int n_owed; /* commits that are still to come, by the tree that was slower */
     int n_waiting;
     dtr__up **waiting; /* [world size] newest entry of each rank, not withdrawn, not used up */
     uint64_t *gone;    /* [world size] number of the newest that is: it may come once more */
+    dtr_status end; /* what the coordinator reported of the world's end, with text; OK: nothing */
+    char end_text[DTR__AGREEMENT_TEXT];
 };
 
 /* How long a rank waits: after its limit, for the names of the missing ranks; for a coordinator to
@@ -100,17 +105,16 @@ typedef struct dtr__agreement {
     bool *listed, all_changed;
     bool end_failed;      /* an entry for the end of something has brought a failure */
     bool subtree_changed; /* since its entries were sent up */
-    bool star;            /* all enter directly, as for the end of something */
     bool direct;          /* this rank has entered directly */
     double direct_at;
-    bool asked;                                 /* has asked those who have not come */
-    bool some_by_tree, some_unasked, differing; /* what has come, as far as it was looked at */
-    uint64_t saw[2];      /* numbers of coordinator and backup; 0: no answer yet */
-    bool withdrawn;       /* the backup knows that it has not this rank's entry any more */
-    int round;            /* of proposals, from 1 */
-    int off_round;        /* proposals up to this one are off */
-    uint64_t root_number; /* AGREEING: the coordinator's */
-    unsigned below;       /* AGREEING: children that have not accepted, a bit each */
+    bool asked;                   /* has asked those who have not come */
+    bool some_unasked, differing; /* what has come, as far as it was looked at */
+    uint64_t saw[2];              /* numbers of coordinator and backup; 0: no answer yet */
+    bool withdrawn;               /* the backup knows that it has not this rank's entry any more */
+    int round;                    /* of proposals, from 1 */
+    int off_round;                /* proposals up to this one are off */
+    uint64_t root_number;         /* AGREEING: the coordinator's */
+    unsigned below;               /* AGREEING: children that have not accepted, a bit each */
     struct dtr__proposal *proposal; /* the coordinator's own, to be sent again */
     double proposed_at;             /* 0: it was sent again */
     dtr__phase phase;
@@ -122,6 +126,15 @@ typedef struct dtr__agreement {
     char text[DTR__AGREEMENT_TEXT];
     dtr__outcome *out;
 } dtr__agreement;
+
+/* Its rank waits for nobody, so this is its last message. */
+static inline bool dtr__brings_failed_end(const dtr__entry *e) {
+    return e->end != 0 && e->status < 0;
+}
+
+static inline bool dtr__agreement_ends_world(const dtr__agreement *m) {
+    return m->mine->end != 0 && m->watch == NULL;
+}
 
 /* What rank i has sent, NULL: nothing that counts. */
 static inline const dtr__up *dtr__entry_of(const dtr__agreement *m, int i) {
@@ -152,7 +165,8 @@ bool dtr__agreement_coordinator_missing(const dtr__agreement *m); /* as far as t
 /* End on this rank, with m->text. At success, and on the coordinator, the entries of those who came
  * are used up; elsewhere each rank takes its own back where it has failed. */
 void dtr__agreement_end(dtr__agreement *m, dtr_status s);
-/* The same after reporting it to every rank that came, whose entries are used up. */
+/* The same after reporting it to every rank that came, whose entries are used up. Where a world
+ * ends the coordinator reports it to all: it leaves, and nobody else keeps the list. */
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others);
 /* The same with TIMEOUT and who is missing. */
 void dtr__agreement_time_out(dtr__agreement *m, double limit_s);

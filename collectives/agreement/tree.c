@@ -495,7 +495,7 @@ static int mirror(int i, int n) {
 
 /* By the tree, and by its mirror image. Who lies under a rank lies behind it in the one and before
  * it in the other, so one that is stopped keeps the commit from nobody else. */
-static void commit_by_trees(dtr__agreement *m) {
+int dtr__tree_commit(dtr__agreement *m) {
     const int mirrored = mirror(m->me, m->n);
     for (int j = 0; j < DTR__TREE_WIDTH; j++) {
         const dtr__subtree c = dtr__tree_child(dtr__tree_node_at(m->me, m->n).n, j);
@@ -510,16 +510,6 @@ static void commit_by_trees(dtr__agreement *m) {
             commit_to(m, i);
         }
     }
-}
-
-int dtr__tree_commit(dtr__agreement *m) {
-    if (!m->star) {
-        commit_by_trees(m);
-        const int other = dtr__tree_node_at(mirror(m->me, m->n), m->n).parent;
-        return m->me != 0 && dtr__tree_node_at(m->me, m->n).parent != mirror(other, m->n);
-    }
-    for (int i = 1; i < m->n && m->me == 0; i++) { /* nobody gets it twice */
-        commit_to(m, i);
-    }
-    return 0;
+    const int other = dtr__tree_node_at(mirrored, m->n).parent;
+    return m->me != 0 && dtr__tree_node_at(m->me, m->n).parent != mirror(other, m->n);
 }

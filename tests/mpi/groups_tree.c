@@ -28,12 +28,10 @@ dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out
     return __real_dtr__mailbox_send(world, out, to, tag, head, head_nbytes, tail, tail_nbytes);
 }
 
-/* A second commit, and what a backup gets of the end of a group, may be of something earlier. */
+/* A second commit may be of something earlier. */
 static bool counts(int tag, const void *message) {
-    if (tag == DTR__TAG_AGREE_UP) {
-        return kind_of(tag, message) != DTR__UP_ENTER || ((const dtr__up *)message)->entry.end == 0;
-    }
-    return tag == DTR__TAG_AGREE_DOWN && kind_of(tag, message) != DTR__DOWN_COMMIT;
+    return tag == DTR__TAG_AGREE_UP ||
+           (tag == DTR__TAG_AGREE_DOWN && kind_of(tag, message) != DTR__DOWN_COMMIT);
 }
 
 dtr_status __real_dtr__mailbox_receive(dtr_world *world, dtr__arriving **in, int tag,
@@ -57,8 +55,8 @@ static int children(int i) {
     return n;
 }
 
-/* A creation is two agreements. In each there are entries, a proposal and an acceptance for each
- * child and for this rank itself, and a commit to each child in both trees. */
+/* A creation is two agreements, an end is one. In each there are entries, a proposal and an
+ * acceptance for each child and for this rank itself, and a commit to each child in both trees. */
 static int most_messages(void) {
     const int i = th_rank(), mirrored = i == 0 ? 0 : th_size() - i;
     return 2 * (3 * (children(i) + (i != 0)) + children(i) + children(mirrored));
@@ -75,7 +73,7 @@ static void note_least(int *least) {
 
 /* The last rank comes `late_s` after the others. */
 static void few_messages(double late_s) {
-    int to_create = 1000, to_split = 1000;
+    int to_create = 1000, to_split = 1000, to_end = 1000;
     for (int turn = 0; turn < TURNS; turn++) {
         dtr_group *all = NULL, *half = NULL;
         th_barrier();
@@ -92,11 +90,16 @@ static void few_messages(double late_s) {
         TH_CHECK(dtr_group_rank_of(half, th_rank()) == dtr_group_rank(half), "wrong order");
         TH_AGREE();
         TH_IS(dtr_group_destroy(half), DTR_OK);
+        TH_AGREE();
+        n_messages = 0;
         TH_IS(dtr_group_destroy(all), DTR_OK);
+        note_least(&to_end);
         TH_AGREE();
     }
     TH_CHECK(to_create <= most_messages(), "%d messages, not %d", to_create, most_messages());
     TH_CHECK(to_split <= most_messages(), "split: %d messages, not %d", to_split, most_messages());
+    TH_CHECK(2 * to_end <= most_messages(), "end: %d messages, not %d", to_end,
+             most_messages() / 2);
     TH_AGREE();
 }
 

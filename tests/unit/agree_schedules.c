@@ -34,15 +34,25 @@ typedef struct player {
     double wakes;   /* when it runs again */
     bool ended;
     bool comes[ROUNDS], differs[ROUNDS], ends[ROUNDS];
+    bool fails; /* its end of the world has */
     double late_s[ROUNDS], limit_s[ROUNDS];
     dtr_status status[ROUNDS];
+    bool told_of_failure;
     int counted[ROUNDS]; /* how many came, as the message says; 0: it does not */
 } player;
+
+typedef enum schedule {
+    LATE,  /* some come late or not at all in all rounds but the last; barriers between them */
+    HASTE, /* all come to all rounds, at once after the one before; in one they do not agree, and
+              in one a group ends */
+    FAILED_END /* all come, some late; in the last round the world ends, and has failed on some */
+} schedule;
 
 static struct {
     pthread_mutex_t lock;
     int n, running; /* ranks, and whose turn it is */
-    bool barriers;  /* between two rounds */
+    schedule kind;
+    int odd; /* a rank whose end of the world fails */
     double now;
     th_rng rng;
     player player[MOST_RANKS];
@@ -215,11 +225,16 @@ static dtr_status agree(player *p, int round) {
         e.ends = 100 + (uint64_t)round;
         e.index = -1;
     }
+    if (p->fails && round == ROUNDS - 1) {
+        e.status = DTR_ERR_STATE;
+        snprintf(e.text, sizeof e.text, "as it was told to");
+    }
     for (int i = 0; i < play.n; i++) {
         ranks[i] = i;
     }
     const dtr_status s = dtr__agree(&p->world, "a call", ranks, play.n, &e, NULL, &out);
     if (s < 0) {
+        p->told_of_failure = strstr(dtr_last_error_message(), "as it was told to") != NULL;
         (void)sscanf(dtr_last_error_message(), "a call: %d of ", &p->counted[round]);
     }
     return s;
@@ -231,7 +246,7 @@ static void *run(void *rank) {
     pthread_mutex_lock(&play.lock);
     await_turn();
     for (int round = 0; round < ROUNDS; round++) {
-        if (play.barriers) {
+        if (play.kind == LATE) {
             barrier();
         }
         pause_for(p->late_s[round], false);
@@ -242,8 +257,7 @@ static void *run(void *rank) {
     return NULL;
 }
 
-/* Some come late or not at all in all rounds but the last. */
-static void plan(player *p) {
+static void plan_of_late(player *p) {
     for (int round = 0; round < ROUNDS; round++) {
         const bool last = round == ROUNDS - 1;
         p->comes[round] = last || th_uniform(&play.rng) < 0.8;
@@ -254,8 +268,6 @@ static void plan(player *p) {
     }
 }
 
-/* All come to all rounds, at once after the one before; in one they do not agree, and in one a
- * group ends. */
 enum { DISAGREEMENT = 1, END = 3 };
 
 static void plan_of_haste(player *p) {
@@ -267,12 +279,24 @@ static void plan_of_haste(player *p) {
     }
 }
 
-static void set_up(int n, uint64_t seed, bool barriers) {
+static void plan_of_failed_end(player *p) {
+    for (int round = 0; round < ROUNDS; round++) {
+        p->comes[round] = true;
+        p->ends[round] = round == ROUNDS - 1;
+        p->late_s[round] = (p->ends[round] ? 2.0 : 0.01) * th_uniform(&play.rng);
+        p->limit_s[round] = 600;
+    }
+    p->fails = p->world.rank == play.odd || th_uniform(&play.rng) < 0.2;
+}
+
+static void set_up(int n, uint64_t seed, schedule kind) {
+    static void (*const plan[])(player * p) = { plan_of_late, plan_of_haste, plan_of_failed_end };
     static const dtr__failure_ops failure = { .visit = nothing, .check_early_destroy = nothing };
     memset(play.player, 0, sizeof play.player);
     memset(play.last, 0, sizeof play.last);
     play.n = n;
-    play.barriers = barriers;
+    play.kind = kind;
+    play.odd = (int)(seed % (uint64_t)n);
     play.running = 0;
     play.now = 1;
     play.n_asked = 0;
@@ -287,11 +311,7 @@ static void set_up(int n, uint64_t seed, bool barriers) {
         p->world.mpi.thread_level = MPI_THREAD_MULTIPLE;
         p->groups.agreements = dtr__agreements_new(&p->world, 1);
         ck_assert_ptr_nonnull(p->groups.agreements);
-        if (barriers) {
-            plan(p);
-        } else {
-            plan_of_haste(p);
-        }
+        plan[kind](p);
     }
 }
 
@@ -308,7 +328,7 @@ static void tear_down(void) {
     }
 }
 
-static void check_round(int round, uint64_t seed) {
+static void check_late(int round, uint64_t seed) {
     int n_come = 0;
     bool any_ok = false;
     for (int i = 0; i < play.n; i++) {
@@ -340,9 +360,23 @@ static void check_haste(int round, uint64_t seed) {
     }
 }
 
-static void one_schedule(int n, uint64_t seed, bool barriers) {
+/* Whoever has not failed learns why, also who comes when the others have left. */
+static void check_failed_end(int round, uint64_t seed) {
+    for (int i = 0; i < play.n; i++) {
+        const player *p = &play.player[i];
+        const bool last = round == ROUNDS - 1;
+        const dtr_status want = !last ? DTR_OK : p->fails ? DTR_ERR_STATE : DTR_ERR_REMOTE;
+        ck_assert_msg(p->status[round] == want && (!last || p->fails || p->told_of_failure),
+                      "seed %llu, %d ranks, round %d: rank %d got %s", (unsigned long long)seed,
+                      play.n, round, i, dtr_status_name(p->status[round]));
+    }
+}
+
+static void one_schedule(int n, uint64_t seed, schedule kind) {
+    static void (*const check[])(int round, uint64_t seed) = { check_late, check_haste,
+                                                               check_failed_end };
     int rank[MOST_RANKS];
-    set_up(n, seed, barriers);
+    set_up(n, seed, kind);
     for (int i = 0; i < n; i++) {
         rank[i] = i;
         ck_assert_int_eq(pthread_create(&play.player[i].thread, NULL, run, &rank[i]), 0);
@@ -351,13 +385,9 @@ static void one_schedule(int n, uint64_t seed, bool barriers) {
         pthread_join(play.player[i].thread, NULL);
     }
     for (int round = 0; round < ROUNDS; round++) {
-        if (barriers) {
-            check_round(round, seed);
-        } else {
-            check_haste(round, seed);
-        }
+        check[kind](round, seed);
     }
-    ck_assert_msg(barriers || play.n_asked == 0, "seed %llu, %d ranks: %d were asked",
+    ck_assert_msg(kind != HASTE || play.n_asked == 0, "seed %llu, %d ranks: %d were asked",
                   (unsigned long long)seed, n, play.n_asked);
     ck_assert_msg(play.now < 60, "seed %llu, %d ranks: it took %g s", (unsigned long long)seed, n,
                   play.now);
@@ -367,22 +397,27 @@ static void one_schedule(int n, uint64_t seed, bool barriers) {
 static const int sizes[] = { 2, 3, 4, 7, 9 };
 
 /* AGREE_SEED and AGREE_SEEDS: from which on, and how many. */
-static void schedules(int n, bool barriers) {
+static void schedules(int n, schedule kind) {
     const char *first = getenv("AGREE_SEED"), *many = getenv("AGREE_SEEDS");
     const int from = first != NULL ? atoi(first) : 1, count = many != NULL ? atoi(many) : SEEDS;
     for (int seed = from; seed < from + count; seed++) {
-        one_schedule(n, (uint64_t)seed, barriers);
+        one_schedule(n, (uint64_t)seed, kind);
     }
 }
 
 START_TEST(what_came_before_does_not_count) {
-    schedules(sizes[_i], true);
+    schedules(sizes[_i], LATE);
 }
 END_TEST
 
 /* Nor does it delay or cost: nobody waits for half of its limit, which is long, or asks others. */
 START_TEST(rounds_follow_each_other) {
-    schedules(sizes[_i], false);
+    schedules(sizes[_i], HASTE);
+}
+END_TEST
+
+START_TEST(the_end_of_a_world_fails) {
+    schedules(sizes[_i], FAILED_END);
 }
 END_TEST
 
@@ -391,6 +426,7 @@ static void make(Suite *s) {
     tcase_set_timeout(tc, 0);
     tcase_add_loop_test(tc, what_came_before_does_not_count, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_loop_test(tc, rounds_follow_each_other, 0, sizeof sizes / sizeof sizes[0]);
+    tcase_add_loop_test(tc, the_end_of_a_world_fails, 0, sizeof sizes / sizeof sizes[0]);
     suite_add_tcase(s, tc);
 }
 

@@ -165,7 +165,7 @@ static void nothing(dtr_world *world) {
 
 /* One agreement, as rank 0 of n. */
 static dtr_status agree(int n, int missing, dtr__entry (*entry_of)(int rank), dtr__outcome *out) {
-    static const dtr__failure_ops failure = { .visit = nothing };
+    static const dtr__failure_ops failure = { .visit = nothing, .check_early_destroy = nothing };
     dtr__groups groups = { .failure = &failure };
     dtr_world world = { .size = n, .groups = &groups };
     world.mpi.thread_level = MPI_THREAD_MULTIPLE;
@@ -240,6 +240,23 @@ static dtr__entry with_live_name(int rank) {
     return e;
 }
 
+static dtr__entry of_end(int rank) {
+    dtr__entry e = alike(rank);
+    e.end = 1;
+    e.ends = 77;
+    e.index = -1;
+    return e;
+}
+
+static dtr__entry of_failed_end(int rank) {
+    dtr__entry e = of_end(rank);
+    if (rank == others.n / 3) {
+        e.status = DTR_ERR_STATE;
+        snprintf(e.text, sizeof e.text, "no way");
+    }
+    return e;
+}
+
 /* ---- what comes of it ---- */
 
 static size_t sent_in_all(void) {
@@ -301,6 +318,21 @@ static void halves(int n) {
     free(out.members);
 }
 
+static void the_end(int n) {
+    dtr__outcome out;
+    ck_assert_int_eq(agree(n, NOBODY, of_end, &out), DTR_OK);
+    few_messages(n);
+}
+
+/* All are told, also those who have not come. */
+static void the_end_has_failed(int n) {
+    dtr__outcome out;
+    ck_assert_int_eq(agree(n, NOBODY, of_failed_end, &out), DTR_ERR_REMOTE);
+    ck_assert_uint_eq(others.sent[DTR__DOWN_FINAL], n - 1);
+    ck_assert_int_lt(others.received, DTR__TREE_WIDTH);
+    ck_assert_ptr_nonnull(strstr(others.text, "no way"));
+}
+
 static void names_differ(int n) {
     dtr__outcome out;
     ck_assert_int_eq(agree(n, NOBODY, with_own_name, &out), DTR_ERR_MISMATCH);
@@ -328,7 +360,8 @@ static void one_is_missing(int n) {
     ck_assert_uint_eq(others.sent[DTR__DOWN_HERE], others.n_asked);
 }
 
-static void (*const runs[])(int n) = { one_group,    live_group,   pairs,         halves,
+static void (*const runs[])(int n) = { one_group,    live_group,   pairs,
+                                       halves,       the_end,      the_end_has_failed,
                                        names_differ, name_is_live, one_is_missing };
 
 START_TEST(steps_grow_like_ranks) {
