@@ -155,7 +155,9 @@ dtr_configure() { # dtr_configure PRESET MPI [-D...]
     grep -q "\"name\": \"$preset\", \"configurePreset\"" "$DTR_ROOT/CMakePresets.json" ||
         dtr_die 2 "no preset \"$preset\" in CMakePresets.json"
     dir=$(dtr_build_dir "$preset" "$mpi")
-    [ ! -f "$dir/CMakeCache.txt" ] || [ $# -gt 0 ] || return 0
+    if [ $# -eq 0 ] && { [ -f "$dir/build.ninja" ] || [ -f "$dir/Makefile" ]; }; then
+        return 0 # a cache alone is what a failed configuration leaves behind
+    fi
     if [ ! -f "$dir/CMakeCache.txt" ] && command -v ninja >/dev/null; then
         flags+=(-G Ninja)
     fi
