@@ -1,6 +1,7 @@
 /* The engine: issue order, progress, deadlines and breaking of a group. The holder of a group's
  * progress lock moves it: the caller of a blocking call or of a wait, else the progress thread. */
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -497,6 +498,9 @@ bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
 bool dtr__group_try_pass(dtr_group *g) {
     dtr__queue called = { NULL, NULL };
     if (!dtr__progress_lock_try(g->engine->progress)) {
+        if (g->world->cpus.n == 1) {
+            sched_yield(); /* who has it needs this CPU */
+        }
         return false;
     }
     bool moved = g->engine->open && dtr__group_pass(g, &called);
@@ -545,7 +549,7 @@ static int help(dtr_group *g) {
     dtr__queue called = { NULL, NULL };
     int found = DTR__POLL_IDLE;
     if (!dtr__progress_lock_try(g->engine->progress)) {
-        return DTR__POLL_WAITING;
+        return DTR__POLL_LEFT;
     }
     if (g->engine->open) {
         take_incoming(g);
@@ -568,7 +572,7 @@ int dtr__group_poll(dtr__poller *poller) {
     }
     if (atomic_load_explicit(&g->engine->waiters, memory_order_relaxed) > 0 &&
         dtr__progress_in_thread(g->world)) {
-        return DTR__POLL_WAITING; /* somebody polls it who is about to use the result */
+        return DTR__POLL_LEFT; /* to somebody who is about to use the result */
     }
     if (helps) {
         return help(g);

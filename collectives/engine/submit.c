@@ -329,9 +329,10 @@ void dtr__work_hand_over(dtr_group *g, const dtr_work *w) {
         dtr__callbacks_run(&called);
     }
     if (!atomic_load_explicit(&w->ended, memory_order_acquire)) {
-        /* A thread that cannot move it need not come at once: it looks after the work's limit. */
-        (w->backend->without_mpi || g->world->mpi.thread_level == MPI_THREAD_MULTIPLE
-             ? dtr__progress_wake
-             : dtr__progress_wake_soon)(g->world);
+        /* A thread that cannot move it need not come at once: it looks after the work's limit. Nor
+         * need one that would take this core. */
+        const bool can =
+            w->backend->without_mpi || g->world->mpi.thread_level == MPI_THREAD_MULTIPLE;
+        (can && g->world->cpus.n > 1 ? dtr__progress_wake : dtr__progress_wake_soon)(g->world);
     }
 }

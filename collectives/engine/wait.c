@@ -243,6 +243,10 @@ static dtr_status wait_all(const several *all) {
     dtr__error_copy *cause = NULL;
     DTR_TRY(check(all));
     DTR_TRY(prepare_all(all, &worlds_differ));
+    const dtr_work *held = all->plain ? all->works[0] : NULL;
+    if (held != NULL) {
+        begin_waiting(held); /* between two works, too */
+    }
     for (size_t i = 0; (i = next_other(all, i)) < all->n; i++) {
         dtr_work *w = all->works[i];
         const dtr__waiter how = { .entry = all->entry,
@@ -255,6 +259,9 @@ static dtr_status wait_all(const several *all) {
             failed = s;
             cause = dtr__error_save();
         }
+    }
+    if (held != NULL) {
+        end_waiting(held);
     }
     if (unfinished) { /* an earlier one may still fail */
         dtr__error_copy_free(cause);

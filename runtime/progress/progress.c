@@ -20,8 +20,9 @@
 #include "topology/bind.h"
 
 enum {
-    DOZES = 5,       /* naps of an idle thread before it sleeps until a wake-up, */
-    DOZE_NS = 100000 /* ... the first, and each twice as long as the one before */
+    DOZES = 5,        /* naps of an idle thread before it sleeps until a wake-up, */
+    DOZE_NS = 100000, /* ... the first, and each twice as long as the one before */
+    LEFTS = 5         /* the same while another thread does the work, where both share a core */
 };
 enum { AWAKE, NAPPING, ASLEEP };
 
@@ -176,7 +177,7 @@ static void *thread_main(void *arg) {
     dtr__progress *p = world->progress;
     dtr__backoff backoff = { 0 };
     uint64_t beats = 0;
-    int dozes = 0;
+    int dozes = 0, lefts = 0;
     thread_of = p;
     dtr__inside_at = &p->inside;
     while (!atomic_load(&p->stop)) {
@@ -187,7 +188,11 @@ static void *thread_main(void *arg) {
             sleep_until_wake(p, seen, dozes < DOZES ? &doze : NULL);
         }
         dozes = moved != DTR__POLL_IDLE ? 0 : dozes + (dozes < DOZES);
-        if (moved != DTR__POLL_WAITING) {
+        const bool left = moved == DTR__POLL_LEFT;
+        lefts = !left ? 0 : lefts + (lefts < LEFTS);
+        if (left && !world->cpus.spare_cores) {
+            sleep_until_wake(p, seen, &(struct timespec){ 0, DOZE_NS << lefts });
+        } else if (moved != DTR__POLL_WAITING && !left) {
             backoff = (dtr__backoff){ 0 };
         } else if (dtr__backoff_due(world->cpus.spare_cores ? world : NULL, &backoff)) {
             const struct timespec nap = { 0, backoff.nap_ns };

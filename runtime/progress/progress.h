@@ -12,8 +12,8 @@ void dtr__progress_close(dtr_world *world); /* accepts a world without */
 /* ---- progress (progress/progress.c) ----
  * A part that has unfinished operations registers a poller. The thread sleeps while no poller has
  * work; dtr__progress_wake after handing out work is never lost. A poller returns how much it
- * moved, or DTR__POLL_IDLE when it has no work. */
-enum { DTR__POLL_IDLE = -1, DTR__POLL_WAITING = 0, DTR__POLL_MOVED = 1 };
+ * moved, DTR__POLL_LEFT where another thread moves it, or DTR__POLL_IDLE when it has no work. */
+enum { DTR__POLL_IDLE, DTR__POLL_LEFT, DTR__POLL_WAITING, DTR__POLL_MOVED };
 typedef struct dtr__poller {
     int (*poll)(struct dtr__poller
                     *self); /* progress thread or a caller inside the library; must try-lock */
