@@ -471,6 +471,7 @@ bool dtr__group_start_new(dtr_group *g, dtr__queue *called) {
 }
 
 bool dtr__group_pass(dtr_group *g, dtr__queue *called) {
+    g->engine->pass++;
     bool moved = dtr__group_start_new(g, called);
     if (only_helps(g)) {
         return false;
@@ -517,6 +518,7 @@ bool dtr__group_try_pass(dtr_group *g) {
 static int pass_free(dtr_group *g, dtr__queue *called) {
     dtr__group_engine *e = g->engine;
     int found = DTR__POLL_IDLE;
+    e->pass++;
     while (e->p2p_unstarted != NULL && is_free(g, e->p2p_unstarted)) {
         (void)step(g, e->p2p_unstarted, NULL, called);
         found = DTR__POLL_MOVED;

@@ -57,7 +57,8 @@ typedef struct dtr__group_engine {
     dtr_work *p2p_unstarted, *p2p_cursor; /* first not started; next to be polled; progress lock */
     double next_deadline;                 /* no running work expires before; progress lock */
     atomic_bool sooner;                   /* a work's limit was shortened since it was found */
-    uint32_t passes;                      /* progress lock */
+    uint32_t passes;                      /* that moved nothing; progress lock */
+    uint32_t pass;                        /* number of the current one; progress lock */
     bool open;                            /* progress lock */
     dtr__queue later;       /* ended, to be reported by a thread of the program; queue_lock */
     _Atomic bool has_later; /* there is one */

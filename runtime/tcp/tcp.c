@@ -181,14 +181,14 @@ static int failure_of(const dtr__tcp *t, const dtr__tcp_op *op) {
                                                                                    : 0;
 }
 
-int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a) {
+static int test(dtr__tcp *t, dtr__tcp_op **at, bool moves, int *complete, dtr__tcp_arrival *a) {
     dtr__tcp_op *op = *at;
     int code = 0;
     *complete = 0;
     if (pthread_mutex_trylock(&t->lock) != 0) {
         return 0;
     }
-    if (op->state != DTR__OP_DONE) {
+    if (moves && op->state != DTR__OP_DONE) {
         poll_all(t);
     }
     if (op->state == DTR__OP_DONE) {
@@ -202,6 +202,14 @@ int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival
     }
     pthread_mutex_unlock(&t->lock);
     return code;
+}
+
+int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a) {
+    return test(t, at, true, complete, a);
+}
+
+int dtr__tcp_look(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a) {
+    return test(t, at, false, complete, a);
 }
 
 bool dtr__tcp_has_ended(dtr__tcp *t, int rank) {

@@ -64,6 +64,8 @@ typedef struct dtr__tcp_arrival {
 /* What is complete is gone: *at is NULL then. A message to or from a rank whose connection has
  * ended is a failure after some seconds, in which others may say what became of it. */
 int dtr__tcp_test(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a);
+/* The same where others have just been tested, which has moved this one too. */
+int dtr__tcp_look(dtr__tcp *t, dtr__tcp_op **at, int *complete, dtr__tcp_arrival *a);
 /* Is a message here that no receive has? */
 bool dtr__tcp_probe(dtr__tcp *t, uint64_t channel, int from, int tag, dtr__tcp_arrival *a);
 /* A receive that no message has met is complete then, and cancelled. */

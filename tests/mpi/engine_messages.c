@@ -152,6 +152,33 @@ START_TEST(tags) {
 }
 END_TEST
 
+/* P2P11: what waits for anybody's gets the first, and who asks the same rank later the next. */
+START_TEST(behind_anybody) {
+    for (int round = 0; round < 60; round++) {
+        int32_t in[4], out[4];
+        dtr_work *works[8];
+        for (int i = 0; i < 4; i++) {
+            in[i] = 10 * round + i;
+            out[i] = -1;
+            works[i] = receive_here(th_group(), &out[i], 1,
+                                    i == 1 && round >= 20 ? DTR_ANY_SOURCE : last_rank(), 7);
+        }
+        if (round % 2 == 0) {
+            th_barrier();
+        }
+        for (int i = 0; i < 4; i++) {
+            works[4 + i] = send_here(th_group(), &in[i], 1, next_rank(), 7);
+        }
+        TH_IS(dtr_work_wait_all(works, 8, -1), DTR_OK);
+        for (int i = 0; i < 4; i++) {
+            TH_CHECK(out[i] == in[i], "round %d: receive %d got %d", round, i, out[i]);
+        }
+        release_all(works, 8);
+    }
+    TH_AGREE();
+}
+END_TEST
+
 /* Blocking ones from the same place, and a barrier, which waits for what is under way. */
 START_TEST(with_others) {
     int32_t x = th_rank(), y = -1, z = -1;
@@ -489,6 +516,7 @@ static void make(Suite *s) {
     th_add(tc, rings, 1, 0);
     th_add(tc, flood, 1, 0);
     th_add(tc, tags, 1, 0);
+    th_add(tc, behind_anybody, 1, 0);
     th_add(tc, with_others, 1, 0);
     th_add(tc, callbacks, 1, 0);
     th_add(tc, records, 1, 0);

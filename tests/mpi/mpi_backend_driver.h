@@ -14,10 +14,12 @@
 #include "core/team.h"
 #include "core/work.h"
 #include "data.h"
+#include "engine/engine.h"
 #include "harness.h"
 
 typedef struct driver {
     dtr_group group;
+    dtr__group_engine engine; /* the number of its passes alone */
     dtr__mpi_state *state;
     int world_ranks[64];
 } driver;
@@ -25,6 +27,7 @@ typedef struct driver {
 static inline void driver_open(driver *d) {
     memset(d, 0, sizeof *d);
     d->group.world = th_world();
+    d->group.engine = &d->engine;
     d->group.rank = th_rank();
     d->group.size = th_size();
     d->group.world_ranks = d->world_ranks;
@@ -74,6 +77,7 @@ static inline dtr_status driver_finish(driver *d, dtr_work *w, bool *done, size_
     dtr_status status = DTR_OK;
     for (size_t left = 1; left != 0 && status == DTR_OK;) {
         left = 0;
+        d->engine.pass++;
         for (size_t i = 0; i < n; i++) {
             if (!done[i] && w[i].status == DTR_OK) {
                 w[i].status = dtr__backend_mpi.progress(&d->group, d->state, &w[i], &done[i]);

@@ -351,5 +351,6 @@ const dtr__backend dtr__backend_hier = {
     .fast_path_accept = dtr__hier_fast_path_accept,
     .fast_path_start = dtr__hier_fast_path_start,
     .fast_path_poll = dtr__hier_fast_path_poll,
+    .fast_path_message = dtr__hier_fast_path_message,
     .fast_path_to_work = dtr__hier_fast_path_to_work,
 };

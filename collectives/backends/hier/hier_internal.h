@@ -130,6 +130,7 @@ bool dtr__hier_fast_path_accept(dtr_group *g, void *state, const dtr__call *c,
                                 struct dtr__moves *m);
 bool dtr__hier_fast_path_start(dtr_group *g, void *state, const struct dtr__fast_path *p);
 int dtr__hier_fast_path_poll(dtr_group *g, void *state, const struct dtr__fast_path *p);
+int dtr__hier_fast_path_message(dtr_group *g, void *state, const struct dtr__fast_path *p);
 void dtr__hier_fast_path_to_work(dtr_group *g, void *state, dtr_work *w);
 
 /* hier_collectives.c, hier_collectives_reduce.c */

@@ -378,6 +378,16 @@ int dtr__hier_fast_path_poll(dtr_group *g, void *state, const dtr__fast_path *p)
                   : dtr__backend_mpi.fast_path_poll(g, s->mpi, p);
 }
 
+/* What waits for its turn must not be passed. */
+int dtr__hier_fast_path_message(dtr_group *g, void *state, const dtr__fast_path *p) {
+    dtr__hier_state *s = state;
+    if (s->node != NULL && (s->idle == NULL || s->turns != NULL)) {
+        return -1;
+    }
+    return ways_of(s, &p->call).node != 0 ? dtr__shm_fast_path_message(g, s->node, p)
+                                          : dtr__backend_mpi.fast_path_message(g, s->mpi, p);
+}
+
 void dtr__hier_fast_path_to_work(dtr_group *g, void *state, dtr_work *w) {
     dtr__hier_state *s = state;
     if (s->node == NULL || !dtr__kind_is_p2p(w->call.kind)) {

@@ -273,6 +273,10 @@ static int fast_path_poll(dtr_group *group, void *opaque, const dtr__fast_path *
     return p->p2p ? dtr__mpi_p2p_fast_poll(group, state) : dtr__mpi_sched_poll(state->sched, group);
 }
 
+static int fast_path_message(dtr_group *group, void *state, const dtr__fast_path *p) {
+    return dtr__mpi_p2p_fast_message(group, state, &p->call);
+}
+
 static void fast_path_to_work(dtr_group *group, void *opaque, dtr_work *w) {
     dtr__mpi_state *state = opaque;
     (void)group;
@@ -292,7 +296,7 @@ static void fast_path_to_work(dtr_group *group, void *opaque, dtr_work *w) {
         .close = mpi_close, .start = mpi_start, .progress = mpi_progress, .cancel = mpi_cancel, \
         .waits_for = mpi_waits_for, .fast_path_accept = fast_path_accept,                       \
         .fast_path_start = fast_path_start, .fast_path_poll = fast_path_poll,                   \
-        .fast_path_to_work = fast_path_to_work,                                                 \
+        .fast_path_message = fast_path_message, .fast_path_to_work = fast_path_to_work,         \
     }
 const dtr__backend dtr__backend_mpi = BACKEND("mpi", mpi_score, true);
 const dtr__backend dtr__backend_tcp = BACKEND("tcp", tcp_score, false);

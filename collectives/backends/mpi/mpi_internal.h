@@ -273,6 +273,7 @@ bool dtr__mpi_p2p_fast_accept(const dtr__call *c);
 bool dtr__mpi_p2p_fast_start(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
                              dtr__p2p_set which);
 int dtr__mpi_p2p_fast_poll(const dtr_group *group, dtr__mpi_state *state);
+int dtr__mpi_p2p_fast_message(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c);
 /* alive false: MPI is gone, nothing can be cancelled and nothing is touched any more. */
 void dtr__mpi_p2p_close(const dtr_group *group, dtr__mpi_state *state, bool alive);
 

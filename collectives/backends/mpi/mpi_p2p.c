@@ -11,6 +11,7 @@
 #include "core/call_site.h"
 #include "core/team.h"
 #include "core/work.h"
+#include "engine/engine.h"
 #include "mpi_internal.h"
 
 enum {
@@ -36,8 +37,8 @@ struct dtr__mpi_p2p {
     dtr__message base;                /* announced: the header is here and fits */
     struct dtr__mpi_p2p *next, *prev; /* state->live or state->stuck */
     bool refused;                     /* send: the receiver's terms are in base.other */
-    bool matched;                     /* receive of the fast path: MPI has given the message, */
-    int source, failed;               /* ... from `source`; failed: what MPI returned there */
+    int source, failed;               /* of the header that is here; what the transport said last */
+    uint32_t looked_in;               /* pass of the engine it was last looked at in */
     size_t posted;                    /* payload bytes given to MPI so far */
     dtr__mpi_pace pace;
     uint64_t serial;
@@ -195,6 +196,62 @@ static dtr_status look_for_refusals(const dtr_group *group, dtr__mpi_state *stat
     }
 }
 
+/* ---- what has come ---- */
+
+/* What a look at one of its requests, `r`, has found, which is none where it is complete. */
+static void note(const dtr_group *group, dtr__mpi_p2p *p, const dtr__pending *r, int code,
+                 const dtr__arrival *a) {
+    p->failed = code != MPI_SUCCESS ? code : p->failed;
+    if (r == &p->head && !p->base.is_send && dtr__pending_is_none(r) && code == MPI_SUCCESS) {
+        p->source = dtr__transport_source(group, a);
+    }
+}
+
+/* One request of it, which has just been posted. */
+static int look_at(const dtr_group *group, dtr__mpi_p2p *p, dtr__pending *r) {
+    int complete = 0;
+    dtr__arrival a;
+    note(group, p, r, dtr__transport_test(group, r, &complete, &a), &a);
+    return p->failed;
+}
+
+/* All requests of `first` and of those begun after it, which a pass comes to next: a look costs a
+ * call of the system for any number. An error need not end a receive from anybody: asked alone. */
+static void look_from(const dtr_group *group, dtr__mpi_p2p *first) {
+    dtr__pending *asked[DTR__TRANSPORT_SOME];
+    dtr__mpi_p2p *of[DTR__TRANSPORT_SOME];
+    int codes[DTR__TRANSPORT_SOME], n = 0;
+    dtr__arrival arrivals[DTR__TRANSPORT_SOME];
+    const bool alone = first->base.peer == DTR_ANY_SOURCE;
+    for (dtr__mpi_p2p *p = first; p != NULL && n + 2 <= DTR__TRANSPORT_SOME;
+         p = alone ? NULL : p->prev) {
+        dtr__pending *both[] = { &p->head, &p->body };
+        if (p->base.peer == DTR_ANY_SOURCE && !alone) {
+            continue;
+        }
+        for (int i = 0; i < 2; i++) {
+            if (!dtr__pending_is_none(both[i])) {
+                of[n] = p;
+                asked[n++] = both[i];
+            }
+        }
+        p->looked_in = group->engine->pass;
+    }
+    dtr__transport_test_some(group, asked, n, codes, arrivals);
+    for (int i = 0; i < n; i++) {
+        note(group, of[i], asked[i], codes[i], &arrivals[i]);
+    }
+}
+
+/* Once in a pass; what the transport has said of it. */
+static int look_once(const dtr_group *group, dtr__mpi_p2p *p) {
+    if (p->looked_in != group->engine->pass &&
+        !(dtr__pending_is_none(&p->head) && dtr__pending_is_none(&p->body))) {
+        look_from(group, p);
+    }
+    return p->failed;
+}
+
 /* ---- one operation ---- */
 
 /* Gives MPI the next piece of the payload. */
@@ -213,6 +270,7 @@ static dtr_status post_body(const dtr_group *group, const dtr_work *w, dtr__mpi_
                                     look_first ? DTR__SEND_ACCEPTED : DTR__SEND_PLAIN, &p->body));
     }
     p->posted += (size_t)length;
+    P2P_TRY(w, "MPI_Test", look_at(group, p, &p->body));
     return DTR_OK;
 }
 
@@ -235,12 +293,15 @@ static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__c
         h->serial = p->serial;
         h->payload = (uint32_t)p->payload;
     }
-    return dtr__transport_send(group, &p->message, (int)nbytes, p->base.peer,
-                               DTR__MPI_TAG_HEADER | p->base.tag, DTR__SEND_PLAIN, &p->head);
+    int code = dtr__transport_send(group, &p->message, (int)nbytes, p->base.peer,
+                                   DTR__MPI_TAG_HEADER | p->base.tag, DTR__SEND_PLAIN, &p->head);
+    return code == MPI_SUCCESS ? look_at(group, p, &p->head) : code;
 }
 
+/* The next pass looks at it: it is seldom here by now. */
 static int recv_head(const dtr_group *group, dtr__mpi_p2p *p) {
     int from = p->base.peer == DTR_ANY_SOURCE ? MPI_ANY_SOURCE : p->base.peer;
+    p->looked_in = group->engine->pass;
     return dtr__transport_recv(group, &p->message, sizeof p->message, from,
                                DTR__MPI_TAG_HEADER | p->base.tag, &p->head);
 }
@@ -261,12 +322,8 @@ static dtr_status move_body(const dtr_group *group, dtr__mpi_state *state, dtr_w
                             dtr__mpi_p2p *p, bool *done) {
     *done = false;
     for (;;) {
-        int complete = 1;
-        dtr__arrival a;
-        if (!dtr__pending_is_none(&p->body)) {
-            P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->body, &complete, &a));
-            p->pace.polls++;
-        }
+        const bool complete = dtr__pending_is_none(&p->body);
+        p->pace.polls += !complete;
         if (p->base.is_send && p->payload != 0 &&
             (complete || p->pace.polls % REFUSAL_EVERY == 0)) {
             DTR_TRY(look_for_refusals(group, state, w));
@@ -286,20 +343,11 @@ static dtr_status move_body(const dtr_group *group, dtr__mpi_state *state, dtr_w
 
 static dtr_status move_send(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                             dtr__mpi_p2p *p, bool *done) {
-    int complete = 1;
-    *done = false;
-    if (p->failed != MPI_SUCCESS) {
-        return dtr__transport_failed(w, p->failed, "MPI_Test");
-    }
-    if (!dtr__pending_is_none(&p->head)) {
-        dtr__arrival a;
-        P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->head, &complete, &a));
-    }
     DTR_TRY(move_body(group, state, w, p, done));
     if (p->refused) {
         return dtr__p2p_mismatch(w, &p->base);
     }
-    *done &= complete != 0;
+    *done &= dtr__pending_is_none(&p->head);
     return DTR_OK;
 }
 
@@ -330,20 +378,10 @@ static dtr_status accept_header(const dtr_group *group, dtr__mpi_state *state, c
 static dtr_status move_recv(const dtr_group *group, dtr__mpi_state *state, dtr_work *w,
                             dtr__mpi_p2p *p, bool *done) {
     *done = false;
-    if (p->failed != MPI_SUCCESS) {
-        return dtr__transport_failed(w, p->failed, "MPI_Test");
-    }
     if (!p->base.announced) {
-        if (!p->matched) {
-            int complete = 0;
-            dtr__arrival a;
-            P2P_TRY(w, "MPI_Test", dtr__transport_test(group, &p->head, &complete, &a));
-            if (!complete) {
-                return DTR_OK;
-            }
-            p->source = dtr__transport_source(group, &a);
+        if (!dtr__pending_is_none(&p->head)) {
+            return DTR_OK;
         }
-        p->matched = false;
         if (p->message.header.group != group->uid) {
             /* Left over from a broken group whose communicator was like this one. */
             return post(group, state, w, p);
@@ -426,6 +464,7 @@ static dtr_status move(const dtr_group *group, dtr__mpi_state *state, dtr_work *
     for (void **link = &w->request; *link != NULL && status == DTR_OK;) {
         dtr__mpi_p2p *p = *link;
         bool ended = false;
+        P2P_TRY(w, "MPI_Test", look_once(group, p));
         status = p->base.is_send ? move_send(group, state, w, p, &ended)
                                  : move_recv(group, state, w, p, &ended);
         if (ended) {
@@ -490,19 +529,27 @@ bool dtr__mpi_p2p_fast_start(const dtr_group *group, dtr__mpi_state *state, cons
     return true;
 }
 
+int dtr__mpi_p2p_fast_message(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c) {
+    if (!dtr__mpi_p2p_fast_start(group, state, c, dtr__p2p_all(c))) {
+        return -1;
+    }
+    dtr__mpi_p2p *p = state->repeating;
+    const bool over = p->failed == MPI_SUCCESS && dtr__pending_is_none(&p->head);
+    if (over) {
+        state->repeating = NULL;
+        give_back(state, p);
+    }
+    return over;
+}
+
 /* 1: complete; 0: not yet; -1: not as it should be. */
 static int look(const dtr_group *group, dtr__mpi_p2p *p) {
-    int complete = 0;
-    dtr__arrival a;
-    if (p->failed == MPI_SUCCESS) {
-        p->failed = dtr__transport_test(group, &p->head, &complete, &a);
-    }
-    if (p->failed != MPI_SUCCESS || !complete || p->base.is_send) {
-        return p->failed != MPI_SUCCESS ? -1 : complete;
+    const int code = look_once(group, p);
+    const bool here = dtr__pending_is_none(&p->head);
+    if (code != MPI_SUCCESS || !here || p->base.is_send) {
+        return code != MPI_SUCCESS ? -1 : here;
     }
     const header *h = &p->message.header;
-    p->matched = true;
-    p->source = dtr__transport_source(group, &a);
     if (h->group != group->uid || !dtr__terms_fit(&h->terms, &p->base.own) || h->payload != 0) {
         return -1;
     }
@@ -513,6 +560,7 @@ static int look(const dtr_group *group, dtr__mpi_p2p *p) {
 }
 
 int dtr__mpi_p2p_fast_poll(const dtr_group *group, dtr__mpi_state *state) {
+    group->engine->pass++;
     for (void **link = &state->repeating; *link != NULL;) {
         dtr__mpi_p2p *p = *link;
         int found = look(group, p);

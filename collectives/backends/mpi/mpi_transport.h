@@ -75,6 +75,12 @@ static inline int dtr__transport_test(const dtr_group *g, dtr__pending *r, int *
                           : DTR_INSIDE(MPI_Test, &r->mpi, complete, &a->mpi);
 }
 
+/* The same of `n`, at one look at what has come: the code of each and, of what is complete, what is
+ * known of it. */
+enum { DTR__TRANSPORT_SOME = 64 };
+void dtr__transport_test_some(const dtr_group *g, dtr__pending *const *r, int n, int *codes,
+                              dtr__arrival *a);
+
 /* Bytes of a message that has been received. */
 static inline int dtr__transport_nbytes(const dtr_group *g, const dtr__arrival *a) {
     int nbytes = 0;
