@@ -77,7 +77,11 @@ size_t dtr__p2p_set_size(dtr__p2p_set which) {
 
 /* ---- messages of works ---- */
 
-enum { IDLE_MOST = 1024, WAITS_MOST = 8 }; /* messages that are kept; that a text names */
+enum {
+    IDLE_MOST = 1024,      /* messages that are kept, */
+    IDLE_BYTES = 16 << 20, /* ... and their bytes */
+    WAITS_MOST = 8         /* that a text names */
+};
 
 void *dtr__message_new(dtr__message_pool *pool, size_t nbytes, size_t zeroed, const dtr_p2p *op,
                        size_t index) {
@@ -88,6 +92,7 @@ void *dtr__message_new(dtr__message_pool *pool, size_t nbytes, size_t zeroed, co
     } else if ((m = malloc(nbytes)) == NULL) {
         return NULL;
     }
+    pool->nbytes = nbytes;
     memset((void *)m, 0, zeroed);
     m->is_send = op->is_send;
     m->peer = op->peer;
@@ -102,7 +107,7 @@ void *dtr__message_new(dtr__message_pool *pool, size_t nbytes, size_t zeroed, co
 
 void dtr__message_free(dtr__message_pool *pool, void *message) {
     dtr__message *m = message;
-    if (pool->n_idle >= IDLE_MOST) {
+    if (pool->n_idle >= IDLE_MOST || pool->n_idle * pool->nbytes >= IDLE_BYTES) {
         free(m);
         return;
     }
@@ -116,7 +121,7 @@ void dtr__message_pool_close(dtr__message_pool *pool) {
         next = m->sibling;
         free(m);
     }
-    *pool = (dtr__message_pool){ NULL, 0 };
+    *pool = (dtr__message_pool){ NULL, 0, 0 };
 }
 
 dtr_status dtr__message_no_memory(const dtr_work *w, size_t index, size_t nbytes) {

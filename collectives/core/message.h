@@ -32,7 +32,7 @@ typedef struct dtr__message {
 /* Messages of one group and backend, some of which are kept for reuse. */
 typedef struct dtr__message_pool {
     void *idle;
-    size_t n_idle;
+    size_t n_idle, nbytes; /* nbytes: of each */
 } dtr__message_pool;
 /* A new message for `op`, of `nbytes` of which the first `zeroed` are zero; NULL: no memory. */
 void *dtr__message_new(dtr__message_pool *pool, size_t nbytes, size_t zeroed, const dtr_p2p *op,

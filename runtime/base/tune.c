@@ -376,12 +376,13 @@ bool dtr__tune_fabric(const char *classes) {
 }
 
 dtr_status dtr__tune_open(dtr_world *world) {
-    enum { FABRIC_SEGMENT = 32 << 10 };
+    enum { FABRIC_SEGMENT = 32 << 10, FABRIC_INLINE = 4 << 10 };
     dtr_status s = DTR_OK;
     dtr__tune_defaults(&world->tune);
     if (world->local_rank == 0) {
-        if (dtr__tune_fabric("/sys/class")) { /* no answer waits behind data */
+        if (dtr__tune_fabric("/sys/class")) { /* no answer waits behind data, nothing is copied */
             world->tune.value[DTR__TUNE_NODES_SEGMENT] = FABRIC_SEGMENT;
+            world->tune.value[DTR__TUNE_NODES_INLINE] = FABRIC_INLINE;
         }
         if (world->local_size > 1 && dtr__opt_number(&world->options, DTR__OPT_CMA) == 0) {
             find_kernel_copies(world, &world->tune);

@@ -11,6 +11,8 @@
 
 #include <dtr/status.h>
 
+enum { DTR__TUNE_INLINE_MAX = 128 << 10 }; /* a receive has room for as much */
+
 typedef enum dtr__tune_key {
 #define X(id, name, def, least, most, help) DTR__TUNE_##id,
 #include "base/tune.def"

@@ -5,7 +5,7 @@
 static driver d;
 
 /* Below, at and above the limits of inline payload, single payload and first piece. */
-static const size_t sizes[] = { 0, 1, 900, 3700, 3900, 5000, 70000, (4 << 20) + 1, 9000001 };
+static const size_t sizes[] = { 0, 1, 3900, 5000, 65536, 131072, 131073, (4 << 20) + 1, 9000001 };
 enum { N_SIZES = 9 };
 
 static void p2p_work(dtr_work *w, dtr__kind kind, void *data, size_t count, dtr_dtype dtype,

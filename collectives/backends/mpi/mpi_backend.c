@@ -57,6 +57,7 @@ static dtr__mpi_tuning tuning_of(const dtr_world *world) {
     t.message = 8 * t.segment; /* as in segments of up to 16 ranks */
     t.block = t.whole = value[DTR__TUNE_NODES_BLOCK];
     t.piece = value[DTR__TUNE_NODES_PIECE];
+    t.inline_most = value[DTR__TUNE_NODES_INLINE];
     return t;
 }
 
@@ -238,10 +239,9 @@ static const char *mpi_waits_for(dtr_group *group, void *opaque, dtr_work *w, ch
 
 static bool fast_path_accept(dtr_group *group, void *opaque, const dtr__call *c, dtr__moves *m) {
     enum { SMALL = 32 << 10 }; /* bytes of a rank: more take longer than what is spared */
-    (void)opaque;
     *m = (dtr__moves){ .parts = m->parts };
     return dtr__kind_is_p2p(c->kind)
-               ? dtr__mpi_p2p_fast_accept(c)
+               ? dtr__mpi_p2p_fast_accept(opaque, c)
                : c->op != DTR_PREMUL_SUM && !dtr__at_detail(group->world) &&
                      (c->in_count + c->out_count) * dtr_dtype_size(c->dtype) <= SMALL;
 }

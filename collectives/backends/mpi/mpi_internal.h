@@ -47,6 +47,7 @@ typedef struct dtr__mpi_tuning {
                      on */
     size_t piece; /* likewise: an allreduce of few ranks is as if its order were not free */
     size_t whole; /* up to this, divided by the ranks, data is one segment */
+    size_t inline_most; /* payload of a message that travels in its header */
 } dtr__mpi_tuning;
 extern const dtr__mpi_tuning dtr__mpi_tuning_default;
 
@@ -269,7 +270,7 @@ dtr_status dtr__mpi_p2p_claim(const dtr_group *group, dtr__mpi_state *state, dtr
 /* True when nothing is left behind. */
 bool dtr__mpi_p2p_cancel(const dtr_group *group, dtr__mpi_state *state, dtr_work *w);
 /* See dtr__backend; what is in state->repeating becomes a work's. */
-bool dtr__mpi_p2p_fast_accept(const dtr__call *c);
+bool dtr__mpi_p2p_fast_accept(const dtr__mpi_state *state, const dtr__call *c);
 bool dtr__mpi_p2p_fast_start(const dtr_group *group, dtr__mpi_state *state, const dtr__call *c,
                              dtr__p2p_set which);
 int dtr__mpi_p2p_fast_poll(const dtr_group *group, dtr__mpi_state *state);

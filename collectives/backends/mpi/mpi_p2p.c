@@ -1,5 +1,5 @@
 /* Point to point. One header message per operation carries what the sender sends (dtype, count,
- * call site) and up to a few KiB of payload; a larger payload follows on a tag that the header
+ * call site) and a payload of up to `nodes_inline`; a larger one follows on a tag that the header
  * names. The receiver posts a receive for the header, which keeps MPI's order of messages,
  * compares, and only then lets MPI write into the user's buffer. When the two disagree both sides
  * learn of it: the receiver sends a refusal and swallows the payload, so that the sender's transfer
@@ -15,7 +15,6 @@
 #include "mpi_internal.h"
 
 enum {
-    INLINE_MAX = 4096, /* payload that travels in the header message */
     LONG_PAYLOAD = 4 << 20,
     FIRST_PIECE = 64 << 10, /* of a long payload; complete when the receiver has accepted it */
     REFUSAL_EVERY = 64      /* polls of an unfinished send between two probes for a refusal */
@@ -46,7 +45,7 @@ struct dtr__mpi_p2p {
     dtr__pending head, body;
     struct {
         header header;
-        char payload[INLINE_MAX];
+        char payload[DTR__TUNE_INLINE_MAX]; /* written as far as a message has bytes */
     } message;
 };
 
@@ -281,7 +280,7 @@ static int send_head(const dtr_group *group, dtr__mpi_state *state, const dtr__c
     note_site(c, p);
     *h = (header){ .terms = p->base.own, .group = group->uid };
     size_t nbytes = sizeof *h;
-    if (p->base.nbytes <= INLINE_MAX) {
+    if (p->base.nbytes <= state->tuning.inline_most) {
         if (p->base.nbytes != 0) {
             memcpy(p->message.payload, p->base.data, p->base.nbytes);
         }
@@ -500,12 +499,12 @@ dtr_status dtr__mpi_p2p_progress(dtr_group *group, dtr__mpi_state *state, dtr_wo
 /* ---- the fast path: messages that fit into the first one ----
  * Posted like others, but polled without a work. What takes long or does not fit gets one. */
 
-bool dtr__mpi_p2p_fast_accept(const dtr__call *c) {
+bool dtr__mpi_p2p_fast_accept(const dtr__mpi_state *state, const dtr__call *c) {
     dtr_p2p single;
     size_t n = 0;
     const dtr_p2p *ops = dtr__p2p_list(c, &single, &n);
     for (size_t i = 0; i < n; i++) {
-        if (ops[i].buf.count * dtr_dtype_size(ops[i].buf.dtype) > INLINE_MAX) {
+        if (ops[i].buf.count * dtr_dtype_size(ops[i].buf.dtype) > state->tuning.inline_most) {
             return false;
         }
     }
