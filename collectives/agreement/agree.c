@@ -348,15 +348,15 @@ static void give_up(dtr__agreement *m) {
                        m->watch_broke ? (dtr_status)atomic_load(&m->watch->status) : DTR_ERR_STATE);
 }
 
-/* The coordinator's end of the world has failed: it reports that to all, if it can, and waits for
- * nobody. */
+/* The coordinator's end of the world has failed, or that of the backup which has not found the
+ * coordinator: it reports that to all, if it can, and waits for nobody. */
 static void follow_coordinator(dtr__agreement *m) {
-    if (m->me == 0 || m->mine->end == 0) {
-        return;
-    }
     if (m->ms->end < 0 && dtr__agreement_ends_world(m)) {
         memcpy(m->text, m->ms->end_text, sizeof m->text);
         dtr__agreement_end(m, m->ms->end);
+        return;
+    }
+    if (m->me == 0 || m->mine->end == 0) {
         return;
     }
     if (m->phase != DTR__GATHERING || !dtr__peer_has_left(m->world, m->ranks[0])) {

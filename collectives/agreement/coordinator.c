@@ -166,7 +166,7 @@ void dtr__agreement_end(dtr__agreement *m, dtr_status s) {
 }
 
 void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status others) {
-    const bool to_all = m->me == 0 && dtr__agreement_ends_world(m);
+    const bool to_all = dtr__agreement_ends_world(m);
     for (int i = 0; i < m->n; i++) {
         if (i != m->me && (m->came[i] || to_all)) {
             send_final(m, i, others);

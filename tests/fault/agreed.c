@@ -377,6 +377,37 @@ START_TEST(FI8_a_rank_ends_the_world) {
 }
 END_TEST
 
+/* ---- FI1: a rank comes to the end of the world when the others have given it up ---- */
+
+static void come_late(int late) {
+    enum { LIMIT_S = 1, OWN_LIMIT_S = 60, SOON_S = 10 };
+    dtr_world *w = table_world("off");
+    const bool is_late = th_rank() == late;
+    TH_OK(dtr_group_set_timeout(dtr_world_group(w), is_late ? OWN_LIMIT_S : LIMIT_S));
+    th_good_allreduce(dtr_world_group(w));
+    if (is_late) {
+        th_barrier(); /* over MPI: until the others have failed */
+    }
+    const th_start since = th_begin();
+    TH_IS(dtr_world_destroy(w), DTR_ERR_TIMEOUT);
+    TH_CHECK(th_in_time(since, SOON_S), "the end took %.1f s", th_now() - since.at);
+    TH_MESSAGE("dtr_world_destroy");
+    if (!is_late) {
+        char text[32];
+        snprintf(text, sizeof text, "rank %d", late);
+        TH_MESSAGE(text);
+        th_barrier();
+    }
+    TH_AGREE();
+}
+
+START_TEST(FI1_a_rank_is_late_for_the_end) {
+    for (int late = 0; late < th_size(); late++) {
+        come_late(late);
+    }
+}
+END_TEST
+
 static void make(Suite *s) {
     TCase *tc = th_case(s, "agreed", 110);
     th_add(tc, FI1_a_rank_stays_away, 2, 0);
@@ -386,6 +417,7 @@ static void make(Suite *s) {
     th_add(tc, FI15_a_call_is_refused_once, 2, 0);
     th_add(tc, FI8_a_rank_ends_the_world, 2, 0);
     th_add(tc, FI17_another_thread_aborts, 2, 0);
+    th_add(tc, FI1_a_rank_is_late_for_the_end, 2, 0);
 }
 
 int main(int argc, char **argv) {
