@@ -22,7 +22,7 @@
 enum {
     DOZES = 5,        /* naps of an idle thread before it sleeps until a wake-up, */
     DOZE_NS = 100000, /* ... the first, and each twice as long as the one before */
-    LEFTS = 5         /* the same while another thread does the work, where both share a core */
+    LEFTS = 5         /* while another thread does the work a nap is up to DOZE_NS << LEFTS */
 };
 enum { AWAKE, NAPPING, ASLEEP };
 

@@ -167,6 +167,30 @@ START_TEST(wake_between_poll_and_sleep) {
 }
 END_TEST
 
+/* Another thread moves it, and then no more. */
+static int poll_left(dtr__poller *p) {
+    enum { LEFT = 20 };
+    counter *c = (counter *)p;
+    if (atomic_fetch_add(&c->polls, 1) < LEFT) {
+        return DTR__POLL_LEFT;
+    }
+    atomic_store(&c->done, 1);
+    return DTR__POLL_IDLE;
+}
+
+/* Unlike one that is idle it is looked at again without a wake-up, with a core to spare and
+ * without. */
+START_TEST(what_is_left_to_others_is_not_forgotten) {
+    open_parts("1", "64");
+    world.cpus.spare_cores = _i == 1;
+    counter c = { .poller.poll = poll_left };
+    dtr__progress_add(&world, &c.poller);
+    await(&c.done, 1);
+    dtr__progress_remove(&world, &c.poller, INFINITY);
+    close_parts();
+}
+END_TEST
+
 START_TEST(without_thread_the_caller_polls) {
     open_parts("0", "64");
     ck_assert(!dtr__progress_has_thread(&world));
@@ -447,6 +471,7 @@ static void make(Suite *s) {
     tcase_add_test(tc, naps);
     tcase_add_loop_test(tc, no_wake_is_lost, 0, 2);
     tcase_add_loop_test(tc, wake_between_poll_and_sleep, 0, 2);
+    tcase_add_loop_test(tc, what_is_left_to_others_is_not_forgotten, 0, 2);
     tcase_add_test(tc, without_thread_the_caller_polls);
     tcase_add_test(tc, remove_waits_for_those_inside);
     tcase_add_test(tc, thread_is_named_and_takes_no_signals);
