@@ -24,6 +24,8 @@ typedef struct dtr__call {
     const void *premul_device; /* factor of PREMUL_SUM on that device; NULL: it is premul */
     int divisor;               /* of AVG: the group size, unless a layer above gave another */
     double premul;             /* factor of PREMUL_SUM, premul_device resolved; 1 otherwise */
+    int rows; /* 0; of a step of a call over nodes, whose sums are made in rank order: `in` is so
+                 many inputs of in_count, those of a node's ranks, block after block */
     double timeout_s;
     const char *file; /* call site: file:line, or return address when file is NULL */
     int line;

@@ -13,6 +13,12 @@ const dtr__rule dtr__rules[DTR__K_COUNT] = {
 #include "core/ops.def"
 };
 
+bool dtr__keeps_rank_order(const dtr_group *g, const dtr__call *c) {
+    const bool is_integer = c->dtype <= DTR_I64 || (c->dtype >= DTR_U16 && c->dtype <= DTR_U64);
+    return dtr__op_is_user(c->op) ? g->asked.deterministic || !dtr__user_op_commutes(c->op)
+                                  : g->asked.deterministic && !is_integer;
+}
+
 /* ---- where blocks lie ---- */
 
 /* What all ranks agree on is the count of a block where only the root knows the whole. */

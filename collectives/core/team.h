@@ -139,6 +139,9 @@ static inline bool dtr__is_reproducible(const dtr_group *g, const dtr__call *c) 
     const bool is_float = c->dtype >= DTR_F8E4M3 && c->dtype <= DTR_C128;
     return g->asked.reproducible && dtr__kind_reduces(c->kind) && sum && is_float;
 }
+/* Whether a reduction is to be made in the order of ranks. The library's operators give integers
+ * the same bits in any. */
+bool dtr__keeps_rank_order(const dtr_group *g, const dtr__call *c);
 #define DTR__WHY_NO_MPI "the world was made without MPI, by dtr_world_options.bootstrap"
 #define DTR__WHY_REPRODUCIBLE "the group is reproducible: sums are exact"
 

@@ -6,16 +6,22 @@
 #include "mpi_backend_driver.h"
 
 /* Thresholds that force each algorithm; the small sizes make many segments of little data. */
-#define SMALL .reduce_ranks = 8, .staging = 4096, .message = 64, .window = 32
+#define SMALL .reduce_ranks = 8, .staging = 4096, .message = 64, .window = 32, .segment = 64
 static const struct {
     const char *name;
     dtr__mpi_tuning tuning;
     bool ring;       /* of an allgather */
-    bool free_order; /* else the group is deterministic, which few algorithms serve */
+    bool free_order; /* else the group is deterministic, which few algorithms serve, but of integers
+                      */
 } variants[] = {
     { "default", { 0 }, false, false },
     { "segments",
-      { .reduce_ranks = 8, .staging = 16 << 10, .gather_ranks = 99, .message = 128, .window = 2 },
+      { .reduce_ranks = 8,
+        .staging = 16 << 10,
+        .gather_ranks = 99,
+        .message = 128,
+        .window = 2,
+        .segment = 64 },
       false,
       false },
     { "log2 rounds",
@@ -25,7 +31,8 @@ static const struct {
         .gather_log = 1 << 20,
         .gather_ranks = 2,
         .message = 4096,
-        .window = 1 },
+        .window = 1,
+        .segment = 64 },
       false,
       false },
     { "ring", { SMALL, .gather_ranks = 99 }, true, false },
@@ -36,10 +43,10 @@ static const struct {
       false,
       true },
     { "halves, segments",
-      { SMALL, .gather_ranks = 2, .ring = SIZE_MAX, .segment = 64, .block = SIZE_MAX },
+      { SMALL, .gather_ranks = 2, .ring = SIZE_MAX, .block = SIZE_MAX },
       false,
       true },
-    { "blocks round a ring", { SMALL, .gather_ranks = 99, .ring = 1, .segment = 64 }, false, true },
+    { "blocks round a ring", { SMALL, .gather_ranks = 99, .ring = 1 }, false, true },
 };
 enum {
     N_VARIANTS = sizeof variants / sizeof variants[0],

@@ -1,6 +1,5 @@
 /* The hier backend: groups over several nodes of which some have several ranks. Operations that
- * gain nothing from knowing the nodes, reductions of `deterministic` groups, and those whose
- * operator does not commute, take the schedules of the mpi backend. */
+ * gain nothing from knowing the nodes take the schedules of the mpi backend. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,8 +30,26 @@ static void (*const builders[DTR__K_COUNT])(const dtr__hier_build *) = {
     [DTR__K_EXSCAN] = dtr__hier_build_scan,
 };
 
+/* Of a reduction in rank order: NULL, or why it is left to the mpi backend, which moves the inputs
+ * of all ranks. Those of a small one are there before a sum has gone from node to node. */
+static const char *why_not_in_rows(const dtr_group *g, const dtr__call *c,
+                                   const dtr__nodes *nodes) {
+    enum { FEW = 4 };
+    const size_t small = dtr__mpi_tuning_default.reduce_direct / 2 / (size_t)g->size;
+    const char *reason = NULL;
+    if (!nodes->contiguous) {
+        reason = "sums are made in rank order, and the ranks of a node do not follow each other";
+    } else if (dtr__mpi_prepares(c)) {
+        reason = "sums are made in rank order, of inputs that are prepared first";
+    } else if (nodes->n > FEW && c->in_count * dtr_dtype_size(c->dtype) <= small) {
+        reason = "sums are made in rank order, and it is so small that all ranks get all inputs";
+    }
+    return reason;
+}
+
 /* Is this done in two levels? */
-static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, const char **why) {
+static bool by_nodes(const dtr_group *g, const dtr__call *c, const dtr__nodes *nodes,
+                     const char **why) {
     const char *reason = NULL;
     if (dtr__kind_is_p2p(c->kind)) {
         return true;
@@ -43,16 +60,13 @@ static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, co
         reason = "at DTR_DEBUG=detail all ranks compare their calls first";
     } else if (builders[c->kind] == NULL) {
         reason = "every byte goes to one rank only, so nodes gain nothing";
-    } else if (dtr__kind_reduces(c->kind) && g->asked.deterministic) {
-        reason = dtr__is_reproducible(g, c)
-                     ? DTR__WHY_REPRODUCIBLE
-                     : "the group is deterministic: sums are made in rank order";
-    } else if (dtr__kind_reduces(c->kind) && dtr__op_is_user(c->op) &&
-               !dtr__user_op_commutes(c->op)) {
-        reason = "the operator does not commute: it is applied in rank order";
-    } else if (!contiguous && (builders[c->kind] == dtr__hier_build_allgather ||
-                               builders[c->kind] == dtr__hier_build_reduce_scatter ||
-                               builders[c->kind] == dtr__hier_build_scan)) {
+    } else if (dtr__is_reproducible(g, c)) {
+        reason = DTR__WHY_REPRODUCIBLE;
+    } else if (dtr__kind_reduces(c->kind) && dtr__keeps_rank_order(g, c)) {
+        reason = why_not_in_rows(g, c, nodes);
+    } else if (!nodes->contiguous && (builders[c->kind] == dtr__hier_build_allgather ||
+                                      builders[c->kind] == dtr__hier_build_reduce_scatter ||
+                                      builders[c->kind] == dtr__hier_build_scan)) {
         reason = "the ranks of a node do not follow each other in the group";
     }
     if (reason != NULL && why != NULL) {
@@ -62,7 +76,7 @@ static bool by_nodes(const dtr_group *g, const dtr__call *c, bool contiguous, co
 }
 
 bool dtr__hier_by_nodes(const dtr_group *g, const dtr__hier_state *s, const dtr__call *c) {
-    return by_nodes(g, c, s->nodes->contiguous, NULL);
+    return by_nodes(g, c, s->nodes, NULL);
 }
 
 static int hier_score(const dtr_group *g, const dtr__call *call, const char **why) {
@@ -76,7 +90,7 @@ static int hier_score(const dtr_group *g, const dtr__call *call, const char **wh
         }
         return 0;
     }
-    return call == NULL || by_nodes(g, call, g->backends.nodes->contiguous, why) ? BEST : AS_MPI;
+    return call == NULL || by_nodes(g, call, g->backends.nodes, why) ? BEST : AS_MPI;
 }
 
 /* ---- state ---- */
@@ -246,7 +260,7 @@ static dtr_status hier_start(dtr_group *g, void *opaque, dtr_work *w, bool *done
     if (dtr__kind_is_p2p(w->call.kind)) {
         return dtr__hier_p2p_start(g, s, w, done);
     }
-    if (!by_nodes(g, &w->call, s->nodes->contiguous, NULL)) {
+    if (!by_nodes(g, &w->call, s->nodes, NULL)) {
         return dtr__backend_mpi.start(g, s->mpi, w, done);
     }
     bool data = w->call.kind != DTR__K_BARRIER;
@@ -255,6 +269,8 @@ static dtr_status hier_start(dtr_group *g, void *opaque, dtr_work *w, bool *done
                           .rank = g->rank,
                           .size = g->size,
                           .intra = s->lane[DTR__HIER_INTRA].group.size,
+                          .ordered =
+                              dtr__kind_reduces(w->call.kind) && dtr__keeps_rank_order(g, &w->call),
                           .esize = data ? dtr_dtype_size(w->call.dtype) : 1 };
     dtr__hier_begin(s);
     builders[w->call.kind](&b);
@@ -268,7 +284,7 @@ static dtr_status hier_start(dtr_group *g, void *opaque, dtr_work *w, bool *done
 static dtr_status hier_progress(dtr_group *g, void *opaque, dtr_work *w, bool *done) {
     dtr__hier_state *s = opaque;
     dtr_status status = dtr__kind_is_p2p(w->call.kind) ? dtr__hier_p2p_progress(g, s, w, done)
-                        : by_nodes(g, &w->call, s->nodes->contiguous, NULL)
+                        : by_nodes(g, &w->call, s->nodes, NULL)
                             ? run(s, w, done)
                             : dtr__backend_mpi.progress(g, s->mpi, w, done);
     if (status == DTR_OK && !*done && ++s->polls % POLLS_PER_RELIEF == 0) {
@@ -291,7 +307,7 @@ static void hier_cancel(dtr_group *g, void *opaque, dtr_work *w) {
         dtr__hier_p2p_cancel(g, s, w);
         return;
     }
-    if (!by_nodes(g, &w->call, s->nodes->contiguous, NULL)) {
+    if (!by_nodes(g, &w->call, s->nodes, NULL)) {
         dtr__backend_mpi.cancel(g, s->mpi, w);
         return;
     }
@@ -314,7 +330,7 @@ static const char *hier_waits_for(dtr_group *g, void *opaque, dtr_work *w, char 
         dtr__hier_p2p_waits_for(g, s, w, text, cap);
         return text;
     }
-    if (!by_nodes(g, &w->call, s->nodes->contiguous, NULL)) {
+    if (!by_nodes(g, &w->call, s->nodes, NULL)) {
         return dtr__backend_mpi.waits_for(g, s->mpi, w, text, cap);
     }
     dtr__hier_lane *intra = &s->lane[DTR__HIER_INTRA], *inter = &s->lane[DTR__HIER_INTER];

@@ -4,7 +4,11 @@
  * among the ranks of equal place; then neighbours bring the slices together. Sums of 16-bit and
  * 8-bit floats are made in float32 from the first addition to the last and rounded once. The order
  * of additions (inside the nodes first) is the same in every run and the result the same on all
- * ranks; rank order, which `deterministic` groups ask for, is left to the mpi backend. */
+ * ranks.
+ *
+ * Where sums are to be made in rank order, the ranks of a node do not add: each gets its slice of
+ * all their inputs, as rows, and the ranks of equal place add theirs one node after the other. The
+ * last node has the result and passes it on. */
 #include "hier_internal.h"
 
 typedef struct plan {
@@ -14,8 +18,10 @@ typedef struct plan {
     size_t size;    /* of an element of it */
     size_t chunk;   /* elements */
     dtr_op intra, inter;
+    int rows;         /* 0, or in rank order: of `part` */
     char *in;         /* wide: the chunk in float32 */
     char *part[2];    /* what the own node makes of the own slices */
+    char *all[2];     /* in rank order: the sums of all regions */
     char *sum[2];     /* the own slice over all nodes */
     char *rounded[2]; /* the same in the caller's type */
     size_t sent[2];   /* steps of the inter until `part` is free and `sum` is there */
@@ -43,15 +49,18 @@ static bool begin(plan *p, const dtr__hier_build *b, size_t regions, bool in_pla
     p->intra = c->op == DTR_AVG || (scaled && p->wide) ? DTR_SUM : c->op;
     p->inter = scaled ? DTR_SUM : c->op;
     p->chunk = regions > 1 ? dtr__hier_chunk_of_region(b->s, p->size) : dtr__hier_chunk(p->size);
+    p->rows = b->ordered ? b->intra : 0;
     size_t slice = dtr__hier_slice(b->s, p->chunk, p->size, 0).n;
     size_t line = DTR__HIER_LINE, one = (slice * p->size + line - 1) / line * line;
     size_t in = p->wide ? (p->chunk * p->size + line - 1) / line * line : 0;
-    char *at = dtr__hier_scratch(b, in + 2 * one * (regions + 2));
+    const size_t parts = regions * (p->rows > 0 ? (size_t)p->rows + 1 : 1) * one;
+    char *at = dtr__hier_scratch(b, in + 2 * (parts + 2 * one));
     p->in = at;
     for (int i = 0; i < 2 && at != NULL; i++) {
-        p->part[i] = p->in + in + (size_t)i * one * (regions + 2);
-        p->sum[i] = in_place ? p->part[i] : p->part[i] + regions * one;
-        p->rounded[i] = p->wide ? p->part[i] + (regions + 1) * one : p->sum[i];
+        p->part[i] = p->in + in + (size_t)i * (parts + 2 * one);
+        p->all[i] = p->part[i] + parts - regions * one;
+        p->sum[i] = in_place && p->rows == 0 ? p->part[i] : p->part[i] + parts;
+        p->rounded[i] = p->wide ? p->part[i] + parts + one : p->sum[i];
     }
     return at != NULL;
 }
@@ -75,23 +84,31 @@ static const void *input(const plan *p, size_t at, size_t n) {
     return p->in;
 }
 
-/* Every rank of the node reduces its slice of elements [at, at + n). Returns the slice's length. */
+/* Every rank of the node gets its slice of elements [at, at + n) of all, or has reduced it. Returns
+ * the slice's length. */
 static size_t reduce_intra(const plan *p, size_t at, size_t n, char *out, size_t after) {
     const dtr__hier_build *b = p->b;
     size_t mine = dtr__hier_slice(b->s, n, p->size, b->s->local).n;
-    const void *in = input(p, at, n);
-    dtr__hier_add(b->s, DTR__HIER_INTRA,
-                  (dtr__hier_step){ .kind = DTR__K_REDUCE_SCATTERV,
-                                    .dtype = p->type,
-                                    .op = p->intra,
-                                    .root = -1,
-                                    .premul = b->call->premul,
-                                    .in = in,
-                                    .out = out,
-                                    .in_count = n,
-                                    .out_count = mine,
-                                    .in_counts = dtr__hier_slices(b, n, p->size),
-                                    .after = after });
+    dtr__hier_step step = { .kind = DTR__K_REDUCE_SCATTERV,
+                            .dtype = p->type,
+                            .op = p->intra,
+                            .root = -1,
+                            .premul = b->call->premul,
+                            .in = input(p, at, n),
+                            .out = out,
+                            .in_count = n,
+                            .out_count = mine,
+                            .in_counts = dtr__hier_slices(b, n, p->size),
+                            .after = after };
+    if (p->rows > 0) {
+        size_t *counts = dtr__hier_numbers(b->s, (size_t)p->rows, &step.out_counts);
+        for (int i = 0; counts != NULL && i < p->rows; i++) {
+            counts[i] = mine;
+        }
+        step.kind = DTR__K_ALLTOALLV;
+        step.out_count = mine * (size_t)p->rows;
+    }
+    dtr__hier_add(b->s, DTR__HIER_INTRA, step);
     return mine;
 }
 
@@ -112,6 +129,10 @@ static const void *result(const plan *p, size_t k, size_t n) {
 
 /* ---- allreduce, reduce ---- */
 
+static int last_node(const plan *p) {
+    return p->b->s->nodes->n - 1;
+}
+
 static dtr__hier_range chunk_of(const plan *p, size_t k) {
     dtr__hier_range all = { 0, p->b->call->in_count }, chunk = { k * p->chunk, p->chunk };
     return dtr__hier_common(all, chunk);
@@ -124,17 +145,37 @@ static void reduce_chunk(plan *p, size_t k) {
     bool to_all = b->call->kind == DTR__K_ALLREDUCE;
     size_t mine = reduce_intra(p, chunk.at, chunk.n, p->part[k & 1], p->sent[k & 1]);
     if (mine != 0) {
-        dtr__hier_add(
-            s, DTR__HIER_INTER,
-            (dtr__hier_step){ .kind = to_all ? DTR__K_ALLREDUCE : DTR__K_REDUCE,
-                              .dtype = p->type,
-                              .op = p->inter,
-                              .root = to_all ? -1 : dtr__nodes_of(s->nodes, b->call->root),
-                              .in = p->part[k & 1],
-                              .out = p->sum[k & 1],
-                              .in_count = mine,
-                              .out_count = mine,
-                              .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
+        const int root = !to_all       ? dtr__nodes_of(s->nodes, b->call->root)
+                         : p->rows > 0 ? last_node(p)
+                                       : -1;
+        dtr__hier_add(s, DTR__HIER_INTER,
+                      (dtr__hier_step){ .kind = root < 0 ? DTR__K_ALLREDUCE : DTR__K_REDUCE,
+                                        .dtype = p->type,
+                                        .op = p->inter,
+                                        .root = root,
+                                        .rows = p->rows,
+                                        .in = p->part[k & 1],
+                                        .out = p->sum[k & 1],
+                                        .in_count = mine,
+                                        .out_count = mine,
+                                        .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
+    }
+    p->sent[k & 1] = dtr__hier_mark(s, DTR__HIER_INTER);
+}
+
+/* From the last node, where it has been made in rank order. */
+static void spread_chunk(plan *p, size_t k) {
+    dtr__hier_state *s = p->b->s;
+    const size_t mine = dtr__hier_slice(s, chunk_of(p, k).n, p->size, s->local).n;
+    if (mine != 0) {
+        dtr__hier_add(s, DTR__HIER_INTER,
+                      (dtr__hier_step){ .kind = DTR__K_BROADCAST,
+                                        .dtype = p->type,
+                                        .root = last_node(p),
+                                        .in = p->sum[k & 1],
+                                        .out = p->sum[k & 1],
+                                        .in_count = mine,
+                                        .out_count = mine });
     }
     p->sent[k & 1] = dtr__hier_mark(s, DTR__HIER_INTER);
 }
@@ -172,6 +213,9 @@ void dtr__hier_build_allreduce(const dtr__hier_build *b) {
         if (k + 1 < n_chunks) {
             reduce_chunk(&p, k + 1);
         }
+        if (p.rows > 0 && b->call->kind == DTR__K_ALLREDUCE) {
+            spread_chunk(&p, k);
+        }
         if (collects) {
             collect_chunk(&p, k);
         }
@@ -189,6 +233,7 @@ static dtr__hier_range part_of(const plan *p, const dtr__blocks *blocks, int d, 
 static void reduce_regions(plan *p, const dtr__blocks *blocks, size_t k) {
     const dtr__hier_build *b = p->b;
     dtr__hier_state *s = b->s;
+    const size_t width = p->rows > 0 ? (size_t)p->rows * p->size : p->size;
     size_t index = 0, *counts = dtr__hier_numbers(s, (size_t)s->nodes->n, &index), sum = 0;
     if (counts == NULL) {
         return;
@@ -197,7 +242,7 @@ static void reduce_regions(plan *p, const dtr__blocks *blocks, size_t k) {
         dtr__hier_range part = part_of(p, blocks, d, k);
         size_t mine = 0;
         if (part.n != 0 || (k == 0 && d == s->home)) {
-            mine = reduce_intra(p, part.at, part.n, p->part[k & 1] + sum * p->size, p->sent[k & 1]);
+            mine = reduce_intra(p, part.at, part.n, p->part[k & 1] + sum * width, p->sent[k & 1]);
         }
         if (s->no_memory) {
             return;
@@ -206,18 +251,43 @@ static void reduce_regions(plan *p, const dtr__blocks *blocks, size_t k) {
         sum += mine;
     }
     if (sum != 0) {
-        size_t mine = s->numbers[index - 1 + (size_t)s->home];
+        const bool rows = p->rows > 0;
+        dtr__hier_add(
+            s, DTR__HIER_INTER,
+            (dtr__hier_step){ .kind = rows ? DTR__K_REDUCE : DTR__K_REDUCE_SCATTERV,
+                              .dtype = p->type,
+                              .op = p->inter,
+                              .root = rows ? last_node(p) : -1,
+                              .rows = p->rows,
+                              .in = p->part[k & 1],
+                              .out = rows ? p->all[k & 1] : p->sum[k & 1],
+                              .in_count = sum,
+                              .out_count = rows ? sum : s->numbers[index - 1 + (size_t)s->home],
+                              .in_counts = index,
+                              .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
+    }
+    p->sent[k & 1] = dtr__hier_mark(s, DTR__HIER_INTER);
+}
+
+/* From the last node, where they have been made in rank order, each region's sums go to its node.
+ */
+static void spread_regions(plan *p, const dtr__blocks *blocks, size_t k) {
+    dtr__hier_state *s = p->b->s;
+    size_t index = 0, *counts = dtr__hier_numbers(s, (size_t)s->nodes->n, &index), sum = 0;
+    for (int d = 0; counts != NULL && d < s->nodes->n; d++) {
+        counts[d] = dtr__hier_slice(s, part_of(p, blocks, d, k).n, p->size, s->local).n;
+        sum += counts[d];
+    }
+    if (counts != NULL && sum != 0) {
         dtr__hier_add(s, DTR__HIER_INTER,
-                      (dtr__hier_step){ .kind = DTR__K_REDUCE_SCATTERV,
+                      (dtr__hier_step){ .kind = DTR__K_SCATTERV,
                                         .dtype = p->type,
-                                        .op = p->inter,
-                                        .root = -1,
-                                        .in = p->part[k & 1],
+                                        .root = last_node(p),
+                                        .in = p->all[k & 1],
                                         .out = p->sum[k & 1],
-                                        .in_count = sum,
-                                        .out_count = mine,
-                                        .in_counts = index,
-                                        .after = dtr__hier_mark(s, DTR__HIER_INTRA) });
+                                        .in_count = s->home == last_node(p) ? sum : 0,
+                                        .out_count = counts[s->home],
+                                        .in_counts = index });
     }
     p->sent[k & 1] = dtr__hier_mark(s, DTR__HIER_INTER);
 }
@@ -274,6 +344,9 @@ void dtr__hier_build_reduce_scatter(const dtr__hier_build *b) {
         if (k + 1 < n_chunks) {
             reduce_regions(&p, &blocks, k + 1);
         }
+        if (p.rows > 0) {
+            spread_regions(&p, &blocks, k);
+        }
         hand_out(&p, &blocks, k);
     }
 }
@@ -321,6 +394,7 @@ static void begin_chunk(prefix *x, size_t k) {
                                         .dtype = p->type,
                                         .op = p->inter,
                                         .root = -1,
+                                        .rows = p->rows,
                                         .in = p->part[k & 1],
                                         .out = p->sum[k & 1],
                                         .in_count = mine,

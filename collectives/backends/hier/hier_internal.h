@@ -28,6 +28,7 @@ typedef struct dtr__hier_step {
     dtr_dtype dtype, from; /* from: CONVERT's source */
     dtr_op op;
     int root; /* rank of the lane's group */
+    int rows; /* see dtr__call */
     double premul;
     const void *in, *with; /* with: NULL, or of what reduces */
     void *out;
@@ -72,6 +73,7 @@ typedef struct dtr__hier_build {
     const dtr__call *call;
     int rank, size, intra; /* of the group; ranks of the own node */
     size_t esize;
+    bool ordered; /* sums are made in rank order */
 } dtr__hier_build;
 
 /* Part of a range. */

@@ -161,6 +161,7 @@ static void describe(dtr__hier_state *s, dtr__hier_lane *l, const dtr_work *whol
     c->op = step->op;
     c->root = step->root;
     c->premul = step->premul;
+    c->rows = step->rows;
     c->in = step->in;
     c->out = step->out;
     c->in_count = step->in_count;

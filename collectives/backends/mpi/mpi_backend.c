@@ -152,9 +152,8 @@ static bool has_free_order(const dtr_group *group, const dtr__call *c) {
         c->op == DTR_SUM || c->op == DTR_AVG || c->op == DTR_PROD || c->op == DTR_PREMUL_SUM;
     const bool is_small = c->dtype == DTR_F16 || c->dtype == DTR_BF16 || c->dtype == DTR_F8E4M3 ||
                           c->dtype == DTR_F8E5M2;
-    return dtr__kind_reduces(c->kind) && !group->asked.deterministic &&
-           !dtr__is_reproducible(group, c) && !(sums && is_small) &&
-           (!dtr__op_is_user(c->op) || dtr__user_op_commutes(c->op));
+    return dtr__kind_reduces(c->kind) && !dtr__keeps_rank_order(group, c) &&
+           !dtr__is_reproducible(group, c) && !(sums && is_small);
 }
 
 static void build(const dtr_group *group, const dtr__mpi_state *state, const dtr__call *c) {
@@ -165,7 +164,9 @@ static void build(const dtr_group *group, const dtr__mpi_state *state, const dtr
                                .size = group->size,
                                .esize = c->kind != DTR__K_BARRIER ? dtr_dtype_size(c->dtype) : 1,
                                .free_order = has_free_order(group, c) };
-    if (!dtr__mpi_build_tree(&b)) {
+    if (c->rows > 0) {
+        dtr__mpi_build_ordered(&b);
+    } else if (!dtr__mpi_build_tree(&b)) {
         builders[c->kind](&b);
     }
 }

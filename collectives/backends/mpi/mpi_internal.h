@@ -254,6 +254,10 @@ void dtr__mpi_build_reduce_whole(const dtr__mpi_build *b);
 void dtr__mpi_build_reduce_scatter_halves(const dtr__mpi_build *b);
 void dtr__mpi_build_allgather_doubling(const dtr__mpi_build *b);
 
+/* mpi_collectives_ordered.c: a call with rows, a reduce or an exscan, of which rank 0 gets nothing.
+ */
+void dtr__mpi_build_ordered(const dtr__mpi_build *b);
+
 /* Collects the blocks of all ranks in `stage`, beginning with the own one (already there) and going
  * up in rank with wrap-around, in log2(size) rounds. */
 void dtr__mpi_collect(const dtr__mpi_build *b, const dtr__blocks *blocks, char *stage);
