@@ -43,7 +43,7 @@ typedef struct bench_options {
     size_t min_bytes, max_bytes, sizes[BENCH_SIZES];
     int n_sizes; /* 0: from min to max by factor */
     int factor, rounds, runs, root, threads, calls;
-    bool plain, shared, read_back, cpu_compute, peer, in_place, gauge, strict;
+    bool plain, shared, read_back, cpu_compute, peer, in_place, deterministic, gauge, strict;
     bool cuda; /* device memory, and NCCL for a peer */
     bench_mode mode;
     const char *json, *tune; /* files; NULL: none */
@@ -127,7 +127,7 @@ typedef struct bench_device_ops {
 extern const bench_device_ops *const bench_device;
 
 /* bench_run.c: samples of all contenders of one case, taken in turn. */
-void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w);
+void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_group *g);
 void *bench_memory(size_t nbytes); /* zeroed */
 
 /* bench_options.c. parse: -1: go on; else the exit status. */
@@ -145,6 +145,7 @@ typedef struct bench_result { /* of one row in all runs */
 
 typedef struct bench_report {
     const bench_options *o;
+    dtr_group *g;
     FILE *json; /* NULL: none */
     int run;    /* from 1 */
     size_t row, n_results, wrong;

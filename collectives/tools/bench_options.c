@@ -42,6 +42,7 @@ static const char help[] =
     "(blocking)\n"
     "      --compute NAME overlap: device (leaves the core free) or cpu (device)\n"
     "      --in-place     allreduce, scan and exscan in place\n"
+    "      --deterministic  on a group whose sums are made in rank order\n"
     "      --read-back    read the result inside the timing\n"
     "      --no-peer      leave stock MPI out\n"
     "      --no-gauge     do not measure memory bandwidth at both ends; nothing is void\n"
@@ -148,6 +149,7 @@ static const measure_option options[] = {
     { "mode", 'M', MEASURE_WORD, AT(mode), .words = modes },
     { "compute", 0, MEASURE_SECOND, AT(cpu_compute), .words = computes },
     { "in-place", 0, MEASURE_SET, AT(in_place) },
+    { "deterministic", 0, MEASURE_SET, AT(deterministic) },
     { "read-back", 0, MEASURE_SET, AT(read_back) },
     { "no-peer", 0, MEASURE_CLEAR, AT(peer) },
     { "no-gauge", 0, MEASURE_CLEAR, AT(gauge) },

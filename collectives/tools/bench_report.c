@@ -47,13 +47,13 @@ static void json_head(const bench_report *r, dtr_world *w) {
     json_pair(r, ", ", "cpu", text);
     fprintf(r->json,
             ",\n \"ranks\": %d, \"nodes\": %d, \"mode\": \"%s\", \"read_back\": %s, "
-            "\"in_place\": %s, \"rounds\": %d, \"runs\": %d,\n",
+            "\"in_place\": %s, \"deterministic\": %s, \"rounds\": %d, \"runs\": %d,\n",
             dtr_world_size(w), dtr_world_node_count(w), modes[r->o->mode],
-            r->o->read_back ? "true" : "false", r->o->in_place ? "true" : "false", r->o->rounds,
-            r->o->runs);
+            r->o->read_back ? "true" : "false", r->o->in_place ? "true" : "false",
+            r->o->deterministic ? "true" : "false", r->o->rounds, r->o->runs);
     if (r->o->cuda) {
         dtr_group_info info = DTR_GROUP_INFO_INIT;
-        dtr_group_get_info(dtr_world_group(w), &info);
+        dtr_group_get_info(r->g, &info);
         json_pair(r, " ", "device", bench_device->name());
         json_pair(r, ", ", "backend", info.backend_asked);
         json_pair(r, ", ", "peer", bench_device->peer());
@@ -73,11 +73,12 @@ void bench_report_head(bench_report *r, dtr_world *w) {
     measure_mpi_name(mpi, sizeof mpi);
     measure_cpu_name(cpu, sizeof cpu);
     MPI_Query_thread(&provided);
-    dtr_group_get_info(dtr_world_group(w), &info);
+    dtr_group_get_info(r->g, &info);
     printf("# %s; %s\n", dtr_version_string(), cpu);
-    printf("# %d ranks on %d node(s), backend %s, %s%s, %d rounds, MPI threads %s; peer: %s\n",
+    printf("# %d ranks on %d node(s), backend %s%s, %s%s, %d rounds, MPI threads %s; peer: %s\n",
            dtr_world_size(w), dtr_world_node_count(w), o->cuda ? info.backend_asked : info.backend,
-           modes[o->mode], o->read_back ? ", result read back" : "", o->rounds,
+           o->deterministic ? ", deterministic" : "", modes[o->mode],
+           o->read_back ? ", result read back" : "", o->rounds,
            levels[provided == MPI_THREAD_MULTIPLE     ? 3
                   : provided == MPI_THREAD_SERIALIZED ? 2
                   : provided == MPI_THREAD_FUNNELED   ? 1

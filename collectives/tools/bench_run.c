@@ -110,8 +110,7 @@ static void warm_up(const bench_case *c, contender *who, dtr_group *g) {
     who->wrong = (size_t)all;
 }
 
-void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_world *w) {
-    dtr_group *g = dtr_world_group(w);
+void bench_run(const bench_case *c, contender *who, int n, int rounds, dtr_group *g) {
     for (int i = 0; i < n; i++) {
         warm_up(c, &who[i], g);
     }

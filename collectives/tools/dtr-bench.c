@@ -118,7 +118,7 @@ static void free_contenders(contenders *from, dtr_world *w, bool cuda) {
 /* ---- runs ---- */
 
 /* Compute as long as the operation alone takes; what is longer than compute was not hidden. */
-static void run_overlap(bench_case *c, contenders *who, int rounds, dtr_world *w) {
+static void run_overlap(bench_case *c, contenders *who, int rounds, dtr_group *g) {
     double alone[BENCH_CONTENDERS] = { 0 };
     bool async[BENCH_CONTENDERS] = { false };
     c->mode = BENCH_BLOCKING;
@@ -126,14 +126,14 @@ static void run_overlap(bench_case *c, contenders *who, int rounds, dtr_world *w
         async[i] = who->all[i].async;
         who->all[i].async = false;
     }
-    bench_run(c, who->all, who->n, rounds, w);
+    bench_run(c, who->all, who->n, rounds, g);
     for (int i = 0; i < who->n; i++) {
         who->all[i].async = async[i];
         alone[i] = measure_median(who->all[i].sample, rounds);
         c->compute_s = alone[i] > c->compute_s ? alone[i] : c->compute_s;
     }
     c->mode = BENCH_OVERLAP;
-    bench_run(c, who->all, who->n, rounds, w);
+    bench_run(c, who->all, who->n, rounds, g);
     for (int i = 0; i < who->n; i++) {
         double exposed = measure_median(who->all[i].sample, rounds) - c->compute_s;
         who->all[i].hidden = exposed <= 0 ? 1 : exposed >= alone[i] ? 0 : 1 - exposed / alone[i];
@@ -144,9 +144,9 @@ static void bench_one(bench_report *r, bench_case c, dtr_world *w) {
     bench_case_open(&c);
     contenders who = gather_contenders(r->o, &c, w);
     if (c.mode == BENCH_OVERLAP) {
-        run_overlap(&c, &who, r->o->rounds, w);
+        run_overlap(&c, &who, r->o->rounds, r->g);
     } else {
-        bench_run(&c, who.all, who.n, r->o->rounds, w);
+        bench_run(&c, who.all, who.n, r->o->rounds, r->g);
     }
     for (int i = 0; i < who.n; i++) {
         r->wrong += who.all[i].wrong;
@@ -212,8 +212,21 @@ static void bench_all(bench_report *r, dtr_world *w) {
     }
 }
 
+/* It ends with the world. */
+static dtr_group *group_of(const bench_options *o, dtr_world *w) {
+    dtr_group_options go = DTR_GROUP_OPTIONS_INIT;
+    dtr_group *g = dtr_world_group(w);
+    go.deterministic = true;
+    if (o->deterministic && dtr_group_create(w, NULL, dtr_world_size(w), &go, &g) != DTR_OK) {
+        fprintf(stderr, "dtr-bench: %s\n", dtr_last_error_message());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+        abort();
+    }
+    return g;
+}
+
 static int run(const bench_options *o, dtr_world *w) {
-    bench_report r = { .o = o };
+    bench_report r = { .o = o, .g = group_of(o, w) };
     bool talk = dtr_world_rank(w) == 0;
     double gauge[2] = { 0, 0 };
     if (talk && o->json != NULL && (r.json = fopen(o->json, "w")) == NULL) {
