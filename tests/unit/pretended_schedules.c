@@ -25,6 +25,7 @@ typedef struct player {
 } player;
 
 static dtr__mpi_state state;
+static int rows; /* of a call in rank order; 0: it is none */
 static player *players;
 static int n_players;
 
@@ -87,6 +88,8 @@ static bool move(int rank, size_t transfer) {
 static void run_local(const player *p, const dtr__mpi_step *step) {
     if (step->kind == DTR__MPI_COPY) {
         memcpy(step->dst, step->src, step->n);
+    } else if (step->kind == DTR__MPI_PACK || step->kind == DTR__MPI_UNPACK) {
+        dtr__mpi_copy_rows(step);
     } else if (step->kind == DTR__MPI_PREMUL) {
         dtr__premul(step->dst, step->src, step->n, p->s->dtype, p->s->premul);
     } else {
@@ -144,7 +147,7 @@ static void play_all(bool down, const char *what) {
 
 typedef struct variant {
     const char *name;
-    size_t doubling, ring, segment, staging, message; /* the last two: 0: as usual */
+    size_t doubling, ring, segment, staging, message, parts; /* the last three: 0: as usual */
 } variant;
 
 static const variant variants[] = {
@@ -163,6 +166,10 @@ static double value(int rank, size_t i) {
 }
 
 static void build(const dtr__mpi_build *b) {
+    if (b->call->rows > 0) {
+        dtr__mpi_build_ordered(b);
+        return;
+    }
     if (dtr__mpi_build_tree(b)) {
         return;
     }
@@ -182,6 +189,9 @@ static void build(const dtr__mpi_build *b) {
     case DTR__K_GATHER:
         dtr__mpi_build_gather(b);
         break;
+    case DTR__K_SCATTER:
+        dtr__mpi_build_scatter(b);
+        break;
     default:
         dtr__mpi_build_reduce_scatter(b);
     }
@@ -193,7 +203,12 @@ static void count_elements(dtr__call *c, int rank, size_t count, size_t *blocks)
         all += blocks[r];
     }
     c->in_count = c->out_count = count;
-    if (c->kind == DTR__K_REDUCE_SCATTERV) {
+    if (rows > 0 && c->kind == DTR__K_REDUCE && count % 2 == 1) {
+        c->root = n_players - 1;
+        c->in_count = all;
+        c->out_count = rank == c->root ? all : 0;
+        c->in_counts = blocks;
+    } else if (c->kind == DTR__K_REDUCE_SCATTERV) {
         c->in_count = all;
         c->out_count = blocks[rank];
         c->in_counts = blocks;
@@ -203,11 +218,29 @@ static void count_elements(dtr__call *c, int rank, size_t count, size_t *blocks)
         c->out_counts = blocks;
     } else if (c->kind == DTR__K_BROADCAST) {
         c->root = n_players / 2;
+    } else if (c->kind == DTR__K_SCATTER) {
+        c->root = n_players / 2;
+        c->in_count = rank == c->root ? count * (size_t)n_players : 0;
     } else if (c->kind == DTR__K_REDUCE || c->kind == DTR__K_GATHER) {
         c->root = n_players / 2;
         c->out_count = rank != c->root            ? 0
                        : c->kind == DTR__K_REDUCE ? count
                                                   : count * (size_t)n_players;
+    }
+}
+
+/* Of each block the rows of this rank, as if each were a rank's. */
+static void fill_rows(player *p, int rank) {
+    const dtr__call *c = &p->call;
+    double *in = p->in;
+    for (size_t block = 0, begin = 0; begin < c->in_count; block++) {
+        const size_t n = c->in_counts != NULL ? c->in_counts[block] : c->in_count;
+        for (int row = 0; row < rows; row++) {
+            for (size_t i = 0; i < n; i++) {
+                *in++ = value(rank * rows + row, begin + i);
+            }
+        }
+        begin += n;
     }
 }
 
@@ -219,11 +252,15 @@ static void prepare(int rank, dtr__kind kind, dtr_op op, size_t count, size_t *b
     p->group.size = n_players;
     p->call = (dtr__call){ .kind = kind, .dtype = DTR_F64, .op = op, .root = -1, .premul = 0.5 };
     count_elements(&p->call, rank, count, blocks);
-    p->in = malloc((p->call.in_count + 1) * sizeof(double));
+    p->call.rows = rows;
+    p->in = malloc((p->call.in_count + 1) * (size_t)(rows > 0 ? rows : 1) * sizeof(double));
     p->out = in_place ? p->in : calloc(p->call.out_count + 1, sizeof(double));
     ck_assert(p->in != NULL && p->out != NULL);
     for (size_t i = 0; i < p->call.in_count; i++) {
         p->in[i] = value(rank, i);
+    }
+    if (rows > 0) {
+        fill_rows(p, rank);
     }
     p->call.in = p->in;
     p->call.out = p->out;
@@ -246,6 +283,10 @@ static void prepare(int rank, dtr__kind kind, dtr_op op, size_t count, size_t *b
 
 static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size_t *blocks) {
     double n = n_players, sum = n * (n + 1) / 2;
+    if (rows > 0) {
+        const double m = (kind == DTR__K_EXSCAN ? rank : n_players) * rows;
+        return value(0, i) * m * (m + 1) / 2 / (op == DTR_AVG ? n : 1);
+    }
     if (kind == DTR__K_ALLGATHERV) {
         for (rank = 0; i >= blocks[rank]; rank++) {
             i -= blocks[rank];
@@ -258,6 +299,9 @@ static double expected(dtr__kind kind, dtr_op op, int rank, size_t i, const size
     }
     if (kind == DTR__K_BROADCAST) {
         return value(n_players / 2, i);
+    }
+    if (kind == DTR__K_SCATTER) {
+        return value(n_players / 2, (size_t)rank * players[0].call.out_count + i);
     }
     for (int r = 0; r < rank && kind == DTR__K_REDUCE_SCATTERV; r++) {
         i += blocks[r];
@@ -295,6 +339,10 @@ static size_t run(const variant *v, dtr__kind kind, dtr_op op, int n, size_t cou
     state.tuning.ring = v->ring;
     state.tuning.segment = v->segment;
     state.tuning.staging = v->staging != 0 ? v->staging : state.tuning.staging;
+    if (v->parts != 0) {
+        state.tuning.tree_parts = v->parts;
+        state.tuning.tree_ranks = 2;
+    }
     if (v->message != 0) {
         state.tuning.message = v->message;
         state.tuning.reduce_direct = 0;
@@ -403,19 +451,27 @@ END_TEST
 
 /* ---- hier ---- */
 
-/* Reduce and gather of 8 bytes go along a tree however many ranks there are, of four a node here,
- * and a reduce between nodes alone does. COL10 COL19 */
-START_TEST(roots) {
-    enum { LOCAL = 4, N = 150 * LOCAL };
+enum { LOCAL = 4, N = 150 * LOCAL };
+
+/* Of so many ranks, four a node, which follow each other or go round the nodes. */
+static dtr__nodes *nodes_of(int n, bool in_turn) {
     static int node_of[N], ranks[N];
-    dtr_world world = { .size = N, .node_of = node_of };
-    dtr_group g = { .world = &world, .size = N, .world_ranks = ranks };
-    for (int r = 0; r < N; r++) {
-        node_of[r] = r / LOCAL;
+    static dtr_world world = { .node_of = node_of };
+    static dtr_group g = { .world = &world, .world_ranks = ranks };
+    world.size = g.size = n;
+    for (int r = 0; r < n; r++) {
+        node_of[r] = in_turn ? r % (n / LOCAL) : r / LOCAL;
         ranks[r] = r;
     }
     dtr__nodes *nodes = NULL;
     ck_assert(dtr__nodes_new(&g, &nodes));
+    return nodes;
+}
+
+/* Reduce and gather of 8 bytes go along a tree however many ranks there are, of four a node here,
+ * and a reduce between nodes alone does. COL10 COL19 */
+START_TEST(roots) {
+    dtr__nodes *nodes = nodes_of(N, false);
     state.nodes = nodes;
     const size_t most = lg(N / LOCAL) + lg(LOCAL);
     ck_assert_uint_le(run(&variants[1], DTR__K_REDUCE, DTR_AVG, N, 1, false), most);
@@ -426,6 +482,41 @@ START_TEST(roots) {
         ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_AVG, 13, count, false), 2);
         ck_assert_uint_eq(run(&variants[1], DTR__K_REDUCE, DTR_PREMUL_SUM, 16, count, true), 2);
     }
+}
+END_TEST
+
+/* Gather and scatter of more than 128 ranks: up to 8 KiB of each along a tree, in parts of which
+ * the memory is bounded, on nodes of four ranks, whose ranks follow each other or do not, and of
+ * one. COL19 COL22 */
+START_TEST(many_ranks) {
+    enum { MOST_CHILDREN = 4, KIB = 1024 / sizeof(double) };
+    for (int i = 0; i < 6; i++) {
+        const dtr__kind kind = i % 2 == 0 ? DTR__K_GATHER : DTR__K_SCATTER;
+        dtr__nodes *nodes = i < 4 ? nodes_of(N, i >= 2) : NULL;
+        state.nodes = nodes;
+        ck_assert_uint_le(run(&variants[1], kind, DTR_SUM, N, KIB, false), MOST_CHILDREN);
+        const size_t few = run(&variants[1], kind, DTR_SUM, N, 8 * KIB, false);
+        ck_assert_uint_le(few, 5 * MOST_CHILDREN);
+        ck_assert_uint_le(staged, (2 << 20) + 4096);
+        ck_assert_uint_ge(run(&variants[1], kind, DTR_SUM, N, 8 * KIB + 1, false), N - 1);
+        free(nodes);
+    }
+}
+END_TEST
+
+/* The same of few ranks, in parts of all lengths. */
+START_TEST(parts) {
+    for (int i = 0; i < N_SIZES * N_COUNTS; i++) {
+        const int n = sizes[i / N_COUNTS];
+        const variant v = { "parts", 0, SIZE_MAX, 64, 0, 0, (size_t)(1 + i % 5) * 16 * (size_t)n };
+        const size_t count = counts[i % N_COUNTS];
+        dtr__nodes *nodes = n % LOCAL == 0 ? nodes_of(n, i % 2 == 0) : NULL;
+        state.nodes = nodes;
+        (void)run(&v, DTR__K_GATHER, DTR_SUM, n, count, false);
+        (void)run(&v, DTR__K_SCATTER, DTR_SUM, n, count, false);
+        free(nodes);
+    }
+    state.nodes = NULL;
 }
 END_TEST
 
@@ -478,16 +569,38 @@ START_TEST(whole) {
 }
 END_TEST
 
-/* However many nodes there are, up to a thousand of eight ranks, all ranks have slices. COL24 COL37
- */
+/* However many nodes of eight ranks there are, all ranks have slices, and what a node's keep for
+ * all nodes is bounded. COL24 COL37 */
 START_TEST(slices) {
-    enum { LOCAL = 8 };
-    for (int n = 2; n <= 1000; n++) {
-        dtr__nodes nodes = { .n = n, .least = LOCAL };
-        const dtr__hier_state s = { .nodes = &nodes };
-        const size_t chunk = dtr__hier_chunk_of_region(&s, sizeof(float));
-        ck_assert_uint_gt(dtr__hier_slice(&s, chunk, sizeof(float), LOCAL - 1).n, 0);
-        ck_assert_uint_le(chunk * (size_t)n * sizeof(float), 65 << 20);
+    enum { EIGHT = 8 };
+    for (int i = 0; i < 2 * 10000; i++) {
+        const int n = 2 + i / 2;
+        const bool ordered = i % 2 == 1;
+        dtr__nodes nodes = { .n = n, .least = EIGHT };
+        dtr__hier_state s = { .nodes = &nodes };
+        const size_t chunk = dtr__hier_chunk_of_region(&s, sizeof(float), ordered);
+        ck_assert_uint_gt(dtr__hier_slice(&s, chunk, sizeof(float), EIGHT - 1).n, 0);
+        ck_assert_uint_le(chunk * (size_t)n * sizeof(float) * (ordered ? EIGHT : 1), 66 << 20);
+    }
+}
+END_TEST
+
+/* Sums in rank order: one message of each segment on each link, and one more to a root that is not
+ * the last rank; blocks of any length; in memory that does not grow with the data. COL45 */
+START_TEST(in_rank_order) {
+    enum { MESSAGE = 64, WINDOW = 16 };
+    const variant v = { "ordered", 0, SIZE_MAX, 64, 1 << 10, MESSAGE };
+    for (int i = 0; i < N_SIZES * N_COUNTS; i++) {
+        const size_t count = counts[i % N_COUNTS];
+        const int n = sizes[i / N_COUNTS];
+        rows = 1 + i % 3;
+        const size_t most = run(&v, DTR__K_REDUCE, i % 2 == 0 ? DTR_SUM : DTR_AVG, n, count, false);
+        ck_assert_uint_le(most, count % 2 == 0 ? 2 * (count / 8 + 1) : (size_t)n * (count / 4 + 2));
+        ck_assert_uint_lt(unasked, WINDOW);
+        ck_assert_uint_le(staged, WINDOW * MESSAGE + 4096);
+        ck_assert_uint_le(run(&v, DTR__K_EXSCAN, DTR_SUM, n, count, false), count / 8 + 1);
+        ck_assert_uint_lt(unasked, WINDOW);
+        rows = 0;
     }
 }
 END_TEST
@@ -500,6 +613,9 @@ static void make(Suite *suite) {
     tcase_add_test(tc, messages);
     tcase_add_test(tc, memory);
     tcase_add_test(tc, roots);
+    tcase_add_test(tc, many_ranks);
+    tcase_add_test(tc, parts);
+    tcase_add_test(tc, in_rank_order);
     tcase_add_test(tc, trees);
     tcase_add_test(tc, whole);
     tcase_add_test(tc, slices);

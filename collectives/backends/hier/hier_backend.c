@@ -54,7 +54,7 @@ static bool by_nodes(const dtr_group *g, const dtr__call *c, const dtr__nodes *n
     if (dtr__kind_is_p2p(c->kind)) {
         return true;
     }
-    if (dtr__mpi_tree_fits(c, g->size)) {
+    if (dtr__mpi_tree_fits(&dtr__mpi_tuning_default, c, g->size)) {
         reason = "it is so small that each node gets or gives one message";
     } else if (dtr__at_detail(g->world)) {
         reason = "at DTR_DEBUG=detail all ranks compare their calls first";

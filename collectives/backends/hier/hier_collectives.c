@@ -159,7 +159,7 @@ static void share_slices(const gathering *g, size_t k) {
 
 void dtr__hier_build_allgather(const dtr__hier_build *b) {
     gathering g = { .b = b, .blocks = dtr__blocks_out(b->call, b->size) };
-    g.chunk = dtr__hier_chunk_of_region(b->s, b->esize);
+    g.chunk = dtr__hier_chunk_of_region(b->s, b->esize, false);
     g.n_chunks = dtr__hier_n_chunks(b, &g.blocks, g.chunk);
     size_t stage =
         dtr__hier_slice(b->s, g.chunk, b->esize, 0).n * (size_t)b->s->nodes->n * b->esize;

@@ -48,8 +48,9 @@ static bool begin(plan *p, const dtr__hier_build *b, size_t regions, bool in_pla
     bool scaled = c->op == DTR_PREMUL_SUM;
     p->intra = c->op == DTR_AVG || (scaled && p->wide) ? DTR_SUM : c->op;
     p->inter = scaled ? DTR_SUM : c->op;
-    p->chunk = regions > 1 ? dtr__hier_chunk_of_region(b->s, p->size) : dtr__hier_chunk(p->size);
     p->rows = b->ordered ? b->intra : 0;
+    p->chunk = regions > 1 ? dtr__hier_chunk_of_region(b->s, p->size, b->ordered)
+                           : dtr__hier_chunk(p->size);
     size_t slice = dtr__hier_slice(b->s, p->chunk, p->size, 0).n;
     size_t line = DTR__HIER_LINE, one = (slice * p->size + line - 1) / line * line;
     size_t in = p->wide ? (p->chunk * p->size + line - 1) / line * line : 0;

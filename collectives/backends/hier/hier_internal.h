@@ -53,7 +53,8 @@ typedef struct dtr__hier_state {
     const dtr__nodes *nodes; /* of the group: equal on all ranks */
     int home, local; /* the own node, and the place in it, which says which slice is its own */
     dtr__hier_lane lane[DTR__HIER_LANES];
-    size_t *numbers; /* counts of the steps' v-forms */
+    size_t least_slice; /* bytes: smaller data is left to fewer slices */
+    size_t *numbers;    /* counts of the steps' v-forms */
     size_t n_numbers, cap_numbers;
     bool no_memory; /* a builder could not grow an array */
     char *scratch;  /* kept between operations; node-shared where there is shared memory */
@@ -84,7 +85,7 @@ typedef struct dtr__hier_range {
 enum {
     DTR__HIER_CHUNK = 2 << 20,          /* bytes of a chunk, all slices together */
     DTR__HIER_REGIONS_CHUNK = 64 << 20, /* most of one of all nodes' regions together */
-    DTR__HIER_LEAST_SLICE = 8 << 10,    /* smaller data is left to fewer slices */
+    DTR__HIER_LEAST_SLICE = 8 << 10,    /* usually */
     DTR__HIER_LINE = 64                 /* slices begin on cache lines */
 };
 
@@ -92,9 +93,10 @@ enum {
 bool dtr__hier_has_inter(const dtr__hier_state *s);
 dtr__hier_range dtr__hier_slice(const dtr__hier_state *s, size_t n, size_t esize, int i);
 size_t dtr__hier_chunk(size_t esize); /* elements */
-/* The same of each node's region, where a chunk has a part of all of them: it grows with the nodes,
- * so that no rank of a node is left without a slice. */
-size_t dtr__hier_chunk_of_region(const dtr__hier_state *s, size_t esize);
+/* The same of each node's region, where a chunk has a part of all of them. It grows with the nodes,
+ * so that no rank of a node is left without a slice, until all parts, with rows those of all ranks
+ * of the own node, are too much memory; then the slices of this call get shorter. */
+size_t dtr__hier_chunk_of_region(dtr__hier_state *s, size_t esize, bool rows);
 /* `n` numbers to be filled in; NULL when there is no memory. The index goes into the step. */
 size_t *dtr__hier_numbers(dtr__hier_state *s, size_t n, size_t *index);
 /* Counts of the slices of n elements, for all ranks of the own node. */

@@ -20,7 +20,7 @@ static size_t min_size(size_t a, size_t b) {
 dtr__hier_range dtr__hier_slice(const dtr__hier_state *s, size_t n, size_t esize, int i) {
     size_t unit = DTR__HIER_LINE / esize, width = (size_t)s->nodes->least;
     size_t each = n == 0 ? 0 : ((n - 1) / width / unit + 1) * unit;
-    size_t least = DTR__HIER_LEAST_SLICE / esize;
+    size_t least = s->least_slice / esize;
     each = each < least ? least : each;
     size_t at = i < s->nodes->least ? min_size((size_t)i * each, n) : n;
     return (dtr__hier_range){ at, min_size(each, n - at) };
@@ -30,11 +30,15 @@ size_t dtr__hier_chunk(size_t esize) {
     return DTR__HIER_CHUNK / esize;
 }
 
-size_t dtr__hier_chunk_of_region(const dtr__hier_state *s, size_t esize) {
-    const size_t n = (size_t)s->nodes->n, share = DTR__HIER_CHUNK / n;
-    const size_t slices = (size_t)s->nodes->least * DTR__HIER_LEAST_SLICE;
-    const size_t most = DTR__HIER_REGIONS_CHUNK / n;
-    return (share > slices ? share : min_size(slices, most)) / esize + 1;
+size_t dtr__hier_chunk_of_region(dtr__hier_state *s, size_t esize, bool rows) {
+    const size_t n = (size_t)s->nodes->n, width = (size_t)s->nodes->least;
+    const size_t share = DTR__HIER_CHUNK / n, slices = width * DTR__HIER_LEAST_SLICE;
+    const size_t most = DTR__HIER_REGIONS_CHUNK / n / (rows ? width : 1);
+    const size_t chunk = min_size(share > slices ? share : slices, most);
+    const size_t lines = chunk / width / DTR__HIER_LINE;
+    const size_t slice = (lines > 0 ? lines : 1) * DTR__HIER_LINE;
+    s->least_slice = min_size(slice, DTR__HIER_LEAST_SLICE);
+    return width * slice / esize;
 }
 
 dtr__hier_range dtr__hier_common(dtr__hier_range a, dtr__hier_range b) {
@@ -138,6 +142,7 @@ void dtr__hier_begin(dtr__hier_state *s) {
     }
     s->n_numbers = 0;
     s->no_memory = false;
+    s->least_slice = DTR__HIER_LEAST_SLICE;
 }
 
 /* The step as a call of the lane's group; what messages speak of is the program's call. */

@@ -17,6 +17,9 @@ const dtr__mpi_tuning dtr__mpi_tuning_default = {
     .block = 64 << 10,
     .piece = 60 << 10,
     .whole = 64 << 10,
+    .tree_ranks = 128,
+    .tree_block = 8 << 10,
+    .tree_parts = 1 << 20,
 };
 
 static int ahead(const dtr__mpi_build *b, int distance) {

@@ -48,6 +48,10 @@ typedef struct dtr__mpi_tuning {
     size_t piece; /* likewise: an allreduce of few ranks is as if its order were not free */
     size_t whole; /* up to this, divided by the ranks, data is one segment */
     size_t inline_most; /* payload of a message that travels in its header */
+    /* Gather and scatter: of more ranks than these, blocks of up to so many bytes go along a tree,
+     * in parts of which those of all ranks have at most so many. */
+    int tree_ranks;
+    size_t tree_block, tree_parts;
 } dtr__mpi_tuning;
 extern const dtr__mpi_tuning dtr__mpi_tuning_default;
 
@@ -68,6 +72,8 @@ typedef enum dtr__mpi_step_kind {
     DTR__MPI_RECV,
     DTR__MPI_WAIT,   /* until transfers [first, last) are complete */
     DTR__MPI_COPY,   /* n bytes */
+    DTR__MPI_PACK,   /* `first` rows of n bytes, which begin `pitch` apart, one behind the other */
+    DTR__MPI_UNPACK, /* back */
     DTR__MPI_REDUCE, /* n elements of sources [first, last) */
     DTR__MPI_PREMUL, /* n elements */
     DTR__MPI_FILL,   /* n elements: the identity of the operator */
@@ -78,7 +84,7 @@ typedef struct dtr__mpi_step {
     dtr__mpi_step_kind kind;
     uint32_t first, last; /* SEND, RECV: `first` is the transfer */
     int divisor;          /* REDUCE */
-    size_t n;
+    size_t n, pitch;
     void *dst; /* or what is sent */
     const void *src;
 } dtr__mpi_step;
@@ -183,6 +189,10 @@ size_t dtr__mpi_mark(const dtr__mpi_sched *s);
 void dtr__mpi_wait(dtr__mpi_sched *s, size_t first, size_t last);
 void dtr__mpi_wait_all(dtr__mpi_sched *s);
 void dtr__mpi_copy(dtr__mpi_sched *s, void *dst, const void *src, size_t nbytes);
+void dtr__mpi_pack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
+                   size_t pitch);
+void dtr__mpi_unpack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
+                     size_t pitch);
 /* The own input is prepared before it is sent: it has a factor, or holds bytes that nobody has set.
  */
 static inline bool dtr__mpi_prepares(const dtr__call *c) {
@@ -194,6 +204,8 @@ void dtr__mpi_fill(dtr__mpi_sched *s, void *dst, size_t count);
 void dtr__mpi_reduce(dtr__mpi_sched *s, void *dst, size_t count, int n_sources, int divisor);
 void dtr__mpi_source(dtr__mpi_sched *s, const void *src);
 void dtr__mpi_compare(dtr__mpi_sched *s);
+/* One step of PACK or UNPACK. */
+void dtr__mpi_copy_rows(const dtr__mpi_step *step);
 /* Moves on until a WAIT is not satisfied: 1 when all steps are through, 0 when they are not, -1
  * when a work must see to it, which can then run the schedule. */
 int dtr__mpi_sched_poll(dtr__mpi_sched *s, const dtr_group *group);
@@ -243,7 +255,7 @@ DTR__MPI_COLLECTIVES(DTR__MPI_BUILDER)
 
 /* mpi_collectives_tree.c. fits: small enough, the same answer on all ranks. build: true when it has
  * built the whole schedule. */
-bool dtr__mpi_tree_fits(const dtr__call *c, int size);
+bool dtr__mpi_tree_fits(const dtr__mpi_tuning *t, const dtr__call *c, int size);
 bool dtr__mpi_build_tree(const dtr__mpi_build *b);
 
 /* mpi_collectives_halving.c: allreduces of free order that are too large to collect all inputs. */
