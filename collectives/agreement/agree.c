@@ -33,7 +33,7 @@
 
 dtr__agreements *dtr__agreements_new(const dtr_world *world, uint64_t epoch) {
     dtr__agreements *ms = calloc(1, sizeof(*ms));
-    dtr__up **waiting = calloc((size_t)world->size, sizeof(dtr__up *));
+    dtr__kept **waiting = calloc((size_t)world->size, sizeof *waiting);
     uint64_t *gone = calloc((size_t)world->size, sizeof *gone);
     if (ms == NULL || waiting == NULL || gone == NULL) {
         free(ms);
@@ -60,8 +60,9 @@ void dtr__agreements_free(dtr__agreements *ms, bool mpi_alive) {
         dtr__mailbox_close(&ms->in_down);
     }
     for (int i = 0; i < ms->n_waiting; i++) {
-        free(ms->waiting[i]);
+        dtr__kept_free(ms->waiting[i]);
     }
+    dtr__shared_entry_leave(ms->last);
     free(ms->waiting);
     free(ms->gone);
     free(ms);
@@ -93,10 +94,11 @@ int dtr__agreement_position(const dtr__agreement *m, int rank) {
 /* The rank `from` has given up the entry that this rank keeps. If this rank had answered it in this
  * very agreement, that is over for all; else the entry counts for nothing. */
 static void withdrawn(dtr__agreement *m, int from, uint64_t saw) {
-    dtr__up *up = m->ms->waiting[from];
+    dtr__kept *kept = m->ms->waiting[from];
+    const dtr__entry *e = &kept->shared->entry;
     int i = dtr__agreement_position(m, from);
-    bool part = i >= 0 && m->phase != DTR__ENDED && dtr__agreement_is_for(m, &up->entry);
-    double limit_s = up->entry.limit_s;
+    bool part = i >= 0 && m->phase != DTR__ENDED && dtr__agreement_is_for(m, e);
+    double limit_s = e->limit_s;
     const bool knew = saw == m->number;
     if (part && m->me == 0 && knew) {
         dtr__agreement_all_came(m);
@@ -116,7 +118,7 @@ static void withdrawn(dtr__agreement *m, int from, uint64_t saw) {
         dtr__agreement_time_out(m, limit_s);
         return;
     }
-    free(up);
+    dtr__kept_free(kept);
     m->ms->waiting[from] = NULL;
     if (i >= 0) {
         dtr__agreement_changed(m, i);
@@ -126,23 +128,27 @@ static void withdrawn(dtr__agreement *m, int from, uint64_t saw) {
     }
 }
 
-void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from) {
-    dtr__up **slot = &m->ms->waiting[from];
+void dtr__agreement_arrived(dtr__agreement *m, const dtr__kept *kept, int from) {
+    dtr__kept **slot = &m->ms->waiting[from];
     const uint64_t known = *slot != NULL ? (*slot)->number : 0;
-    const bool directly = up->kind == DTR__UP_ENTER;
-    if (up->number <= m->ms->gone[from] || up->number < known ||
-        (up->number == known && !directly)) {
-        free(up); /* it has come by another way */
-        return;
+    if (kept->number <= m->ms->gone[from] || kept->number < known ||
+        (kept->number == known && !kept->directly)) {
+        return; /* it has come by another way */
     }
-    free(*slot);
-    *slot = up;
+    dtr__kept *own = malloc(sizeof *own);
+    if (own == NULL) {
+        return; /* its rank counts as one that has not come */
+    }
+    kept->shared->n_uses++;
+    *own = *kept;
+    dtr__kept_free(*slot);
+    *slot = own;
     int i = dtr__agreement_position(m, from);
     const bool had_come = i >= 0 && m->came[i] && known > 0; /* and has not withdrawn since */
-    if (m->me != 0 && up->number > known && (m->phase == DTR__AGREEING || had_come)) {
-        up->detail |= DTR__ENTER_NEXT; /* it knows already how this agreement has ended */
+    if (m->me != 0 && own->number > known && (m->phase == DTR__AGREEING || had_come)) {
+        own->detail |= DTR__ENTER_NEXT; /* it knows already how this agreement has ended */
     }
-    if (i >= 0 && up->number > known) { /* a new attempt: answers to the former one do not count */
+    if (i >= 0 && own->number > known) { /* a new attempt: answers to the former one do not count */
         m->greeted[i] = false;
         m->n_accepted -= m->accepted[i];
         m->accepted[i] = false;
@@ -153,15 +159,30 @@ void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from) {
     }
 }
 
-static void take_up(dtr__agreement *m, dtr__up *up, int from) {
-    const dtr__up *entered = m->ms->waiting[from];
+static void take_entry(dtr__agreement *m, const dtr__up *up, int from) {
+    dtr__shared_entry **last = &m->ms->last;
+    if (*last == NULL || !dtr__entries_alike(&(*last)->entry, &up->entry)) {
+        dtr__shared_entry_leave(*last);
+        *last = dtr__shared_entry_new(&up->entry);
+    }
+    if (*last != NULL) {
+        dtr__agreement_arrived(m,
+                               &(dtr__kept){ .number = up->number,
+                                             .key = up->entry.key,
+                                             .index = up->entry.index,
+                                             .detail = up->detail & DTR__ENTER_ASKED,
+                                             .directly = true,
+                                             .shared = *last },
+                               from);
+    }
+}
+
+static void take_up(dtr__agreement *m, const dtr__up *up, int from) {
+    const dtr__kept *entered = m->ms->waiting[from];
     const bool current = entered != NULL && entered->number == up->number;
     if (up->kind == DTR__UP_ENTER) {
-        up->detail &= DTR__ENTER_ASKED;
-        dtr__agreement_arrived(m, up, from);
-        return;
-    }
-    if (up->kind == DTR__UP_WITHDRAW) {
+        take_entry(m, up, from);
+    } else if (up->kind == DTR__UP_WITHDRAW) {
         if (current) {
             withdrawn(m, from, up->saw);
         }
@@ -177,7 +198,6 @@ static void take_up(dtr__agreement *m, dtr__up *up, int from) {
             m->accepted[i] = true;
         }
     }
-    free(up);
 }
 
 /* It may have come before this rank has begun what it is asked for. */
@@ -242,16 +262,13 @@ static void take_down(dtr__agreement *m, const dtr__down *down, size_t nbytes, i
 
 static void receive_up(dtr__agreement *m, dtr__up *up, size_t nbytes, int from) {
     enum { SHORT = offsetof(dtr__up, entry) };
-    if (nbytes < SHORT || up->epoch != m->ms->epoch) {
-        free(up);
-    } else if (up->kind == DTR__UP_BATCH) {
+    const bool ours = nbytes >= SHORT && up->epoch == m->ms->epoch;
+    if (ours && up->kind == DTR__UP_BATCH) {
         dtr__tree_take_batch(m, (const dtr__batch *)up, nbytes);
-        free(up);
-    } else if (nbytes == (up->kind == DTR__UP_ENTER ? sizeof(*up) : SHORT)) {
+    } else if (ours && nbytes == (up->kind == DTR__UP_ENTER ? sizeof(*up) : SHORT)) {
         take_up(m, up, from);
-    } else {
-        free(up);
     }
+    free(up);
 }
 
 static void receive_down(dtr__agreement *m, dtr__down *down, size_t nbytes, int from) {

@@ -99,10 +99,12 @@ typedef struct dtr__sort_key {
     int32_t at;
 } dtr__sort_key;
 enum { DTR__NO_GROUP = 0 }; /* a: in no group */
-/* ranks[i] brought entry[i]; answer[i] is filled for it. `next_uid` is moved by the groups made.
- * `place`, of n, is left in the order of groups where all agree: first those of no group, and in a
- * group by key, then by position. `text` gets the message of the failure, with `what` in front.
- * Steps: about n lg n. */
+/* Of position i, whose rank goes to group `index`, or to none, by `key`. */
+dtr__sort_key dtr__agreement_place(int index, int64_t key, int i);
+/* ranks[i] brought entry[i], but for its key and index, which place[i] has; answer[i] is filled for
+ * it. `next_uid` is moved by the groups made. `place`, of n, is left in the order of groups where
+ * all agree: first those of no group, and in a group by key, then by position. `text` gets the
+ * message of the failure, with `what` in front. Steps: about n lg n. */
 void dtr__agreement_decide(const char *what, const int *ranks, const dtr__entry *const *entry,
                            int n, uint64_t *next_uid, dtr__answer *answer, dtr__sort_key *place,
                            char *text);

@@ -138,13 +138,13 @@ static bool is_used_up(const dtr__agreement *m, const dtr__entry *e) {
 
 static void use_up(dtr__agreement *m, bool all) {
     for (int i = 0; i < m->n; i++) {
-        dtr__up **up = &m->ms->waiting[m->ranks[i]];
-        const bool counts = i != m->me && *up != NULL && ((*up)->detail & DTR__ENTER_NEXT) == 0;
-        if (counts && is_used_up(m, &(*up)->entry) &&
-            (all || dtr__brings_failed_end(&(*up)->entry))) {
-            m->ms->gone[m->ranks[i]] = (*up)->number;
-            free(*up);
-            *up = NULL;
+        dtr__kept **kept = &m->ms->waiting[m->ranks[i]];
+        const bool counts = i != m->me && *kept != NULL && ((*kept)->detail & DTR__ENTER_NEXT) == 0;
+        if (counts && is_used_up(m, &(*kept)->shared->entry) &&
+            (all || dtr__brings_failed_end(&(*kept)->shared->entry))) {
+            m->ms->gone[m->ranks[i]] = (*kept)->number;
+            dtr__kept_free(*kept);
+            *kept = NULL;
         }
     }
 }
@@ -178,15 +178,15 @@ void dtr__agreement_end_all(dtr__agreement *m, dtr_status mine, dtr_status other
 /* "...; rank 2 is in dtr_group_split" for ranks whose entry for another agreement is here. */
 static void append_elsewhere(dtr__agreement *m) {
     for (int i = 0; i < m->n; i++) {
-        const dtr__up *up = m->came[i] || i == m->me ? NULL : dtr__entry_of(m, i);
+        const dtr__kept *kept = m->came[i] || i == m->me ? NULL : dtr__entry_of(m, i);
         size_t at = strlen(m->text);
         if (at >= sizeof(m->text) - 1) {
             return;
         }
-        if (up != NULL) {
+        if (kept != NULL) {
+            const dtr__field *field = kept->shared->entry.field;
             snprintf(m->text + at, sizeof(m->text) - at, "; rank %d waits in another call: %s %s",
-                     m->ranks[i], up->entry.field[DTR__FIELD_CALL].text,
-                     up->entry.field[DTR__FIELD_LIST].text);
+                     m->ranks[i], field[DTR__FIELD_CALL].text, field[DTR__FIELD_LIST].text);
         }
     }
 }
@@ -230,7 +230,7 @@ void dtr__agreement_time_out(dtr__agreement *m, double limit_s) {
 
 /* Of a rank that has come, or of this one. */
 static const dtr__entry *entry_at(const dtr__agreement *m, int i) {
-    return i == m->me ? m->mine : &dtr__entry_of(m, i)->entry;
+    return i == m->me ? m->mine : &dtr__entry_of(m, i)->shared->entry;
 }
 
 dtr_status dtr__agreement_alloc(dtr__agreement *m, int n) {
@@ -295,8 +295,8 @@ static dtr_status widen(dtr__agreement *m) {
 static bool needs_widening(const dtr__agreement *m) {
     for (int k = 0; k < n_to_look_at(m); k++) {
         const int i = to_look_at(m, k);
-        const dtr__up *up = i == m->me ? NULL : dtr__entry_of(m, i);
-        if (up != NULL && differs(m, &up->entry)) {
+        const dtr__kept *kept = i == m->me ? NULL : dtr__entry_of(m, i);
+        if (kept != NULL && differs(m, &kept->shared->entry)) {
             return true;
         }
     }
@@ -313,12 +313,11 @@ bool dtr__agreement_coordinator_missing(const dtr__agreement *m) {
 }
 
 /* What follows from the ways by which those have come who are here. */
-static void note_way(dtr__agreement *m, int i, const dtr__up *up) {
-    const bool directly = up->kind == DTR__UP_ENTER;
+static void note_way(dtr__agreement *m, int i, const dtr__kept *kept) {
     const bool greets = m->me == 0 || (m->me == 1 && dtr__agreement_coordinator_missing(m));
-    m->some_unasked |= directly && (up->detail & DTR__ENTER_ASKED) == 0;
-    m->differing |= differs(m, &up->entry);
-    if (greets && directly && !m->greeted[i]) {
+    m->some_unasked |= kept->directly && (kept->detail & DTR__ENTER_ASKED) == 0;
+    m->differing |= differs(m, &kept->shared->entry);
+    if (greets && kept->directly && !m->greeted[i]) {
         m->greeted[i] = true;
         send_here(m, i);
     }
@@ -326,19 +325,20 @@ static void note_way(dtr__agreement *m, int i, const dtr__up *up) {
 
 /* True when whether the entry counts may change by itself: what its rank ends may be released. */
 static bool look_at(dtr__agreement *m, int i) {
-    dtr__up *up = i == m->me ? NULL : m->ms->waiting[m->ranks[i]];
-    const bool came = up != NULL && dtr__agreement_is_for(m, &up->entry);
+    dtr__kept *kept = i == m->me ? NULL : m->ms->waiting[m->ranks[i]];
+    const dtr__entry *e = kept != NULL ? &kept->shared->entry : NULL;
+    const bool came = e != NULL && dtr__agreement_is_for(m, e);
     const bool anew = came && !m->came[i];
     m->n_came += came - m->came[i];
     m->came[i] = came;
-    m->end_failed |= came && dtr__brings_failed_end(&up->entry);
+    m->end_failed |= came && dtr__brings_failed_end(e);
     if (anew) {
-        up->detail &= ~DTR__ENTER_NEXT;
+        kept->detail &= ~DTR__ENTER_NEXT;
     }
     if (came) {
-        note_way(m, i, up);
+        note_way(m, i, kept);
     }
-    return up != NULL && up->entry.ends != 0 && up->entry.ends != m->mine->ends;
+    return e != NULL && e->ends != 0 && e->ends != m->mine->ends;
 }
 
 bool dtr__agreement_all_came(dtr__agreement *m) {
@@ -439,7 +439,10 @@ static void propose(dtr__agreement *m, const decision *d) {
 static void decide_with(dtr__agreement *m, const decision *d) {
     m->round++;
     for (int i = 0; i < m->n; i++) {
+        const dtr__kept *kept = i == m->me ? NULL : dtr__entry_of(m, i);
         d->entry[i] = entry_at(m, i);
+        d->place[i] = kept != NULL ? dtr__agreement_place(kept->index, kept->key, i)
+                                   : dtr__agreement_place(m->mine->index, m->mine->key, i);
     }
     dtr__agreement_decide(m->what, m->ranks, d->entry, m->n, &m->ms->next_uid, d->answer, d->place,
                           m->text);
@@ -521,7 +524,7 @@ static bool hold(dtr__agreement *m) {
     bool differ = false, ends = m->mine->end != 0;
     for (int i = 0; i < m->n; i++) {
         if (i != m->me) {
-            const dtr__entry *e = &dtr__entry_of(m, i)->entry;
+            const dtr__entry *e = &dtr__entry_of(m, i)->shared->entry;
             differ |= e->field[DTR__FIELD_CALL].hash != m->mine->field[DTR__FIELD_CALL].hash ||
                       e->field[DTR__FIELD_NAME].hash != m->mine->field[DTR__FIELD_NAME].hash;
             ends |= e->end != 0;

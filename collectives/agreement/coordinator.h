@@ -7,6 +7,7 @@
 
 #include "agreement/agree.h"
 #include "agreement/mailbox.h"
+#include "kept.h"
 
 /* To the coordinator and the backup, and by the tree (tree.c) to the parent. */
 typedef enum dtr__up_kind {
@@ -60,8 +61,9 @@ struct dtr__agreements {
     dtr__arriving *in_up, *in_down;
     int n_owed; /* commits that are still to come, by the tree that was slower */
     int n_waiting;
-    dtr__up **waiting; /* [world size] newest entry of each rank, not withdrawn, not used up */
-    uint64_t *gone;    /* [world size] number of the newest that is: it may come once more */
+    dtr__kept **waiting; /* [world size] newest entry of each rank, not withdrawn, not used up */
+    dtr__shared_entry *last; /* that came directly: the next may ask for the same; NULL: none */
+    uint64_t *gone;          /* [world size] number of the newest that is: it may come once more */
     dtr_status end; /* what the coordinator reported of the world's end, with text; OK: nothing */
     char end_text[DTR__AGREEMENT_TEXT];
 };
@@ -137,14 +139,14 @@ static inline bool dtr__agreement_ends_world(const dtr__agreement *m) {
 }
 
 /* What rank i has sent, NULL: nothing that counts. */
-static inline const dtr__up *dtr__entry_of(const dtr__agreement *m, int i) {
+static inline const dtr__kept *dtr__entry_of(const dtr__agreement *m, int i) {
     return m->ms->waiting[m->ranks[i]];
 }
 
 dtr_status dtr__agreement_alloc(dtr__agreement *m, int n); /* n ranks, of which nothing is known */
 int dtr__agreement_position(const dtr__agreement *m, int rank); /* -1: it takes no part */
-/* An entry of rank `from` has come; it is kept or freed. */
-void dtr__agreement_arrived(dtr__agreement *m, dtr__up *up, int from);
+/* An entry of rank `from` has come; if it is kept, its shared part has one use more. */
+void dtr__agreement_arrived(dtr__agreement *m, const dtr__kept *kept, int from);
 /* The entry of rank i has come, or come anew, or is gone. */
 void dtr__agreement_changed(dtr__agreement *m, int i);
 /* Whether an entry is for this agreement. */

@@ -99,14 +99,10 @@ static void sort_by_value(dtr__sort_key *place, const dtr__entry *const *entry, 
     qsort(place, (size_t)n, sizeof *place, by_place);
 }
 
-/* By group, those who go to none first, and in a group by key and then by position. */
-static void sort_by_group(dtr__sort_key *place, const dtr__entry *const *entry, int n) {
-    for (int i = 0; i < n; i++) {
-        const uint64_t key = (uint64_t)entry[i]->key ^ (UINT64_C(1) << 63); /* below 0 first */
-        place[i] =
-            (dtr__sort_key){ .a = (uint64_t)((int64_t)entry[i]->index + 1), .b = key, .at = i };
-    }
-    qsort(place, (size_t)n, sizeof *place, by_place);
+dtr__sort_key dtr__agreement_place(int index, int64_t key, int i) {
+    return (dtr__sort_key){ .a = (uint64_t)((int64_t)index + 1),
+                            .b = (uint64_t)key ^ (UINT64_C(1) << 63), /* below 0 first */
+                            .at = i };
 }
 
 int dtr__agreement_group_end(const dtr__sort_key *place, int n, int begin) {
@@ -208,10 +204,9 @@ static int first_of(const dtr__sort_key *place, int begin, int end) {
     return first;
 }
 
-/* A tagged group must be there on all of its members or on none. Leaves the order of groups. */
+/* A tagged group must be there on all of its members or on none. */
 static bool decide_tags(const char *what, const int *ranks, const dtr__entry *const *entry, int n,
-                        dtr__sort_key *place, char *text) {
-    sort_by_group(place, entry, n);
+                        const dtr__sort_key *place, char *text) {
     int i = n, j = n; /* the first that differs from the first of its group */
     for (int begin = 0, end; begin < n; begin = end) {
         end = dtr__agreement_group_end(place, n, begin);
@@ -283,7 +278,7 @@ static void assign(const dtr__entry *const *entry, int n, const dtr__sort_key *p
     for (int i = 0; i < n; i++) {
         counter = entry[i]->counter > counter ? entry[i]->counter : counter;
         can_split = can_split && entry[i]->can_split != 0;
-        fresh = fresh || (entry[i]->index >= 0 && entry[i]->found == 0);
+        fresh = fresh || (place[i].a != DTR__NO_GROUP && entry[place[i].at]->found == 0);
     }
     uint64_t number = counter;
     for (int begin = 0, end; begin < n; begin = end) {
@@ -365,10 +360,15 @@ void dtr__agreement_decide(const char *what, const int *ranks, const dtr__entry 
     memset(answer, 0, sizeof(*answer) * (size_t)n);
     text[0] = '\0';
     dtr_status s = DTR_OK;
-    if (decide_mismatch(what, ranks, entry, n, place, text)) {
-        s = DTR_ERR_MISMATCH;
-    } else if (decide_failures(what, ranks, entry, n, answer, text)) {
+    const bool differ = decide_mismatch(what, ranks, entry, n, place, text);
+    if (!differ && decide_failures(what, ranks, entry, n, answer, text)) {
         return;
+    }
+    if (!differ) { /* else what differs was sorted there */
+        qsort(place, (size_t)n, sizeof *place, by_place);
+    }
+    if (differ) {
+        s = DTR_ERR_MISMATCH;
     } else if (decide_tags(what, ranks, entry, n, place, text)) {
         s = DTR_ERR_MISMATCH;
     } else if (decide_names(what, ranks, entry, n, text)) {

@@ -39,16 +39,9 @@ dtr__tree_node dtr__tree_node_at(int i, int n) {
 /* How many of the newest different ones an entry is compared with. */
 enum { LOOK_BACK = 8 };
 
-/* Alike but for where their ranks go. */
-static bool alike(const dtr__entry *a, const dtr__entry *b) {
-    enum { KEY = offsetof(dtr__entry, key), REST = offsetof(dtr__entry, status) };
-    return memcmp(a, b, KEY) == 0 &&
-           memcmp((const char *)a + REST, (const char *)b + REST, sizeof *a - REST) == 0;
-}
-
 static int32_t entry_index(const dtr__entry **seen, int *n, const dtr__entry *e) {
     for (int k = *n - 1; k >= 0 && k >= *n - LOOK_BACK; k--) {
-        if (alike(seen[k], e)) {
+        if (dtr__entries_alike(seen[k], e)) {
             return k;
         }
     }
@@ -104,10 +97,9 @@ dtr__batch *dtr__batch_new(uint64_t epoch, uint64_t number, const dtr__arrival *
     dtr__batch *b = NULL;
     if (slot != NULL && variant != NULL && entry != NULL) {
         for (int k = 0; k < n; k++) {
-            const dtr__entry *e = all[k].entry;
-            const dtr__variant v = { .key = e->key,
-                                     .index = e->index,
-                                     .entry = entry_index(entry, &head.n_entries, e) };
+            const dtr__variant v = { .key = all[k].key,
+                                     .index = all[k].index,
+                                     .entry = entry_index(entry, &head.n_entries, all[k].entry) };
             slot[k] = (dtr__slot){ .number = all[k].number,
                                    .rank = all[k].rank,
                                    .of = variant_index(variant, &head.n_variants, &v) };
@@ -120,30 +112,44 @@ dtr__batch *dtr__batch_new(uint64_t epoch, uint64_t number, const dtr__arrival *
     return b;
 }
 
+/* Slot s of a batch makes sense. */
+static bool slot_sound(const dtr__agreement *m, const dtr__batch *b, const dtr__slot *s,
+                       const dtr__variant *variant) {
+    return s->rank >= 0 && s->rank < m->ms->n_waiting && s->of >= 0 && s->of < b->n_variants &&
+           variant[s->of].entry >= 0 && variant[s->of].entry < b->n_entries;
+}
+
 void dtr__tree_take_batch(dtr__agreement *m, const dtr__batch *b, size_t nbytes) {
-    if (nbytes < sizeof *b || b->n_slots < 0 || b->n_variants < 0 || b->n_entries < 0 ||
+    if (nbytes < sizeof *b || b->n_slots < 0 || b->n_variants < 0 || b->n_entries < 1 ||
         nbytes != batch_nbytes(b)) {
         return;
     }
     const dtr__slot *slot = slots_of(b);
     const dtr__variant *variant = (const dtr__variant *)(slot + b->n_slots);
     const dtr__entry *entry = (const dtr__entry *)(variant + b->n_variants);
-    for (int k = 0; k < b->n_slots; k++) {
-        const dtr__slot *s = &slot[k];
-        const bool sound = s->rank >= 0 && s->rank < m->ms->n_waiting && s->of >= 0 &&
-                           s->of < b->n_variants && variant[s->of].entry >= 0 &&
-                           variant[s->of].entry < b->n_entries;
-        dtr__up *up = sound ? malloc(sizeof *up) : NULL;
-        if (up != NULL) { /* without memory its rank counts as one that has not come */
-            *up = (dtr__up){ .epoch = b->epoch,
-                             .number = s->number,
-                             .kind = DTR__UP_BATCH,
-                             .entry = entry[variant[s->of].entry] };
-            up->entry.key = variant[s->of].key;
-            up->entry.index = variant[s->of].index;
-            dtr__agreement_arrived(m, up, s->rank);
+    dtr__shared_entry **shared = calloc((size_t)b->n_entries, sizeof(dtr__shared_entry *));
+    for (int k = 0; shared != NULL && k < b->n_entries; k++) {
+        shared[k] = dtr__shared_entry_new(&entry[k]);
+    }
+    /* Without memory a rank counts as one that has not come. */
+    for (int k = 0; shared != NULL && k < b->n_slots; k++) {
+        if (!slot_sound(m, b, &slot[k], variant)) {
+            continue;
+        }
+        const dtr__variant *v = &variant[slot[k].of];
+        if (shared[v->entry] != NULL) {
+            dtr__agreement_arrived(m,
+                                   &(dtr__kept){ .number = slot[k].number,
+                                                 .key = v->key,
+                                                 .index = v->index,
+                                                 .shared = shared[v->entry] },
+                                   slot[k].rank);
         }
     }
+    for (int k = 0; shared != NULL && k < b->n_entries; k++) {
+        dtr__shared_entry_leave(shared[k]);
+    }
+    free((void *)shared);
 }
 
 void dtr__tree_gather(dtr__agreement *m) {
@@ -158,10 +164,11 @@ void dtr__tree_gather(dtr__agreement *m) {
     if (all == NULL) {
         return; /* it enters directly in time */
     }
-    all[0] = (dtr__arrival){ m->number, m->world->rank, m->mine };
+    all[0] = (dtr__arrival){ m->number, m->world->rank, m->mine->index, m->mine->key, m->mine };
     for (int k = 1; k < n; k++) {
-        const dtr__up *up = dtr__entry_of(m, m->me + k);
-        all[k] = (dtr__arrival){ up->number, m->ranks[m->me + k], &up->entry };
+        const dtr__kept *kept = dtr__entry_of(m, m->me + k);
+        all[k] = (dtr__arrival){ kept->number, m->ranks[m->me + k], kept->index, kept->key,
+                                 &kept->shared->entry };
     }
     size_t nbytes = 0;
     dtr__batch *b = dtr__batch_new(m->ms->epoch, m->number, all, n, &nbytes);
@@ -203,7 +210,7 @@ static int different_answers(const dtr__agreement *m, const dtr__entry *const *e
         end = dtr__agreement_group_end(place, m->n, begin);
         for (int k = begin; k < end; k++) {
             const int i = place[k].at;
-            const bool wants = entry[i]->send_members && entry[i]->index >= 0;
+            const bool wants = entry[i]->send_members && place[k].a != DTR__NO_GROUP;
             dtr__group_answer a;
             memset(&a, 0, sizeof a); /* they are compared as bytes */
             memcpy(&a.answer, &answer[i], sizeof a.answer);
@@ -413,11 +420,11 @@ static bool take_answer(dtr__agreement *m, const dtr__proposal *p) {
 static void note_agreed(dtr__agreement *m, const dtr__proposal *p) {
     for (int k = 0; k < p->n_slots; k++) {
         const dtr__slot *s = proposed_to(p) + k;
-        dtr__up *up = m->ms->waiting[s->rank];
-        if (up != NULL && up->number > s->number) {
-            up->detail |= DTR__ENTER_NEXT;
-        } else if (up != NULL) {
-            up->detail &= ~DTR__ENTER_NEXT;
+        dtr__kept *kept = m->ms->waiting[s->rank];
+        if (kept != NULL && kept->number > s->number) {
+            kept->detail |= DTR__ENTER_NEXT;
+        } else if (kept != NULL) {
+            kept->detail &= ~DTR__ENTER_NEXT;
         }
     }
 }

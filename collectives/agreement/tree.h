@@ -57,8 +57,9 @@ typedef struct dtr__proposal {
 /* One entry of a batch. */
 typedef struct dtr__arrival {
     uint64_t number;
-    int rank;
-    const dtr__entry *entry;
+    int rank, index;
+    int64_t key;
+    const dtr__entry *entry; /* but for key and index */
 } dtr__arrival;
 
 /* A message of these entries, malloc'ed; NULL: no memory. */

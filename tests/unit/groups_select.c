@@ -118,6 +118,9 @@ static void all_alike(void) {
 }
 
 static void decide(void) {
+    for (int i = 0; i < N; i++) {
+        place[i] = dtr__agreement_place(entries[i].index, entries[i].key, i);
+    }
     dtr__agreement_decide("dtr_group_x", ranks, entry, N, &next_uid, answer, place, text);
 }
 

@@ -2,6 +2,7 @@
  * answered here, and each of its polls finds one message. Its children send the entries of whole
  * subtrees; where a rank is missing, the others of its subtree wait to be asked. Steps are counted
  * as in many_ranks.c. */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,11 @@ static struct {
     bool polled; /* this poll has had its message */
     double now;
     size_t sent[DTR__DOWN_ASK + 1], received, nbytes_in, nbytes, n_members, n_slots;
+    struct {
+        dtr__batch head;
+        char rest[4096];
+    } up;                  /* what went to the parent */
+    size_t before, memory; /* bytes: before the agreement, and the most on top */
     dtr__entry (*entry_of)(int rank);
     char text[DTR__AGREEMENT_TEXT];
 } others;
@@ -42,14 +48,30 @@ static void take_proposal(const dtr__proposal *p) {
     others.n_slots += (size_t)p->n_slots;
 }
 
+/* Bytes; 0 where the library does not tell. */
+static size_t allocated(void) {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+    const struct mallinfo2 m = mallinfo2();
+    return m.uordblks + m.hblkhd;
+#else
+    return 0;
+#endif
+}
+
 __typeof__(dtr__mailbox_send) __wrap_dtr__mailbox_send;
 dtr_status __wrap_dtr__mailbox_send(dtr_world *world, dtr__control_message **out, int to, int tag,
                                     const void *head, size_t head_nbytes, const void *tail,
                                     size_t tail_nbytes) {
     (void)world, (void)out;
     const dtr__down *down = head;
-    ck_assert_int_eq(tag, DTR__TAG_AGREE_DOWN);
+    if (tag == DTR__TAG_AGREE_UP) {
+        ck_assert_uint_le(head_nbytes, sizeof others.up);
+        memcpy(&others.up, head, head_nbytes);
+        return DTR_OK;
+    }
     others.sent[down->kind]++;
+    const size_t now = allocated();
+    others.memory = now > others.before + others.memory ? now - others.before : others.memory;
     others.nbytes += head_nbytes + tail_nbytes;
     if (down->kind == DTR__DOWN_PROPOSE) {
         take_proposal(head);
@@ -68,7 +90,7 @@ static void *batch_of(int rank, int n, size_t *nbytes) {
     ck_assert(all != NULL && entry != NULL);
     for (int k = 0; k < n; k++) {
         entry[k] = others.entry_of(rank + k);
-        all[k] = (dtr__arrival){ 1, rank + k, &entry[k] };
+        all[k] = (dtr__arrival){ 1, rank + k, entry[k].index, entry[k].key, &entry[k] };
     }
     dtr__batch *batch = dtr__batch_new(1, 1, all, n, nbytes);
     ck_assert_ptr_nonnull(batch);
@@ -183,6 +205,7 @@ static dtr_status agree(int n, int missing, dtr__entry (*entry_of)(int rank), dt
     others.proposed = proposed;
     others.child = DTR__TREE_WIDTH - 1;
     others.entry_of = entry_of;
+    others.before = allocated();
     const dtr__entry mine = entry_of(0);
     const dtr_status s = dtr__agree(&world, "a call", ranks, n, &mine, NULL, out);
     dtr__agreements_free(groups.agreements, false);
@@ -276,6 +299,11 @@ static void few_messages(int n) {
     ck_assert_uint_eq(others.n_slots, n - 1);
 }
 
+/* Of each rank that asks for the same as others, its place and number, and an answer. */
+static void little_memory(int n) {
+    ck_assert_uint_le(others.memory, 450 * (size_t)n + 65536);
+}
+
 static void one_group(int n) {
     dtr__outcome out;
     ck_assert_int_eq(agree(n, NOBODY, alike, &out), DTR_OK);
@@ -284,6 +312,7 @@ static void one_group(int n) {
     few_messages(n);
     ck_assert_uint_le(others.nbytes, 16 * (size_t)n + 8192);
     ck_assert_uint_le(others.nbytes_in, 16 * (size_t)n + 32768);
+    little_memory(n);
 }
 
 static void live_group(int n) {
@@ -314,6 +343,7 @@ static void halves(int n) {
     }
     ck_assert_uint_le(others.nbytes, (16 + 4 * DTR__TREE_WIDTH) * (size_t)n + 8192);
     ck_assert_uint_le(others.nbytes_in, 32 * (size_t)n + 32768);
+    little_memory(n);
     few_messages(n);
     free(out.members);
 }
@@ -369,6 +399,49 @@ START_TEST(steps_grow_like_ranks) {
 }
 END_TEST
 
+/* ---- an inner rank ---- */
+
+/* Rank 1 of 21 has those behind it below; they share an entry, but go to places of their own. */
+START_TEST(places_are_passed_on) {
+    enum { N = 21, BELOW = 4 };
+    dtr__groups groups = { 0 };
+    dtr_world world = { .size = N, .rank = 1, .groups = &groups };
+    groups.agreements = dtr__agreements_new(&world, 1);
+    memset(&others, 0, sizeof others);
+    others.entry_of = of_half;
+    size_t nbytes = 0;
+    const dtr__entry mine = of_half(1);
+    void *batch = batch_of(2, BELOW, &nbytes);
+    dtr__agreement m = { .ms = groups.agreements,
+                         .world = &world,
+                         .mine = &mine,
+                         .me = 1,
+                         .number = 1,
+                         .subtree_changed = true };
+    ck_assert_int_eq(dtr__agreement_alloc(&m, N), DTR_OK);
+    for (int i = 0; i < N; i++) {
+        m.ranks[i] = i;
+    }
+    dtr__tree_take_batch(&m, batch, nbytes);
+    ck_assert(!dtr__agreement_all_came(&m));
+    dtr__tree_gather(&m);
+    const dtr__slot *slot = (const dtr__slot *)(const void *)others.up.rest;
+    const dtr__variant *variant = (const dtr__variant *)(slot + others.up.head.n_slots);
+    ck_assert_int_eq(others.up.head.n_slots, 1 + BELOW);
+    ck_assert_int_eq(others.up.head.n_entries, 1);
+    for (int k = 0; k < 1 + BELOW; k++) {
+        const dtr__entry should = of_half(slot[k].rank);
+        ck_assert_int_eq(slot[k].rank, 1 + k);
+        ck_assert_int_eq(variant[slot[k].of].key, should.key);
+        ck_assert_int_eq(variant[slot[k].of].index, should.index);
+    }
+    dtr__agreements_free(groups.agreements, false);
+    free(batch);
+    free(m.ranks);
+    free(m.came);
+}
+END_TEST
+
 /* ---- the shape of the tree ---- */
 
 static bool is_below(int i, int other, int n) {
@@ -402,6 +475,7 @@ static void make(Suite *s) {
     TCase *tc = tcase_create("agreement");
     tcase_set_timeout(tc, 0);
     tcase_add_loop_test(tc, steps_grow_like_ranks, 0, sizeof runs / sizeof runs[0]);
+    tcase_add_test(tc, places_are_passed_on);
     tcase_add_test(tc, no_rank_is_below_another_in_both_trees);
     suite_add_tcase(s, tc);
 }
