@@ -19,6 +19,8 @@ enum {
     SEGMENT = 7 << 10,
     SEGMENT_LEAST = 7 << 10,
     SEGMENT_MOST = 448 << 10,
+    INLINE_LEAST = 4 << 10, /* of messages in one, and the most that nodes_inline takes */
+    INLINE_MOST = 128 << 10,
     MOST_ROUNDS = 64
 };
 static const double WINS = 1.05; /* less is noise */
@@ -265,6 +267,26 @@ static size_t ring_crossing(const tuner *t, size_t segment) {
     return crossing(t, &c);
 }
 
+/* Up to which size messages in one are not slower than those that the receiver asks for. */
+static size_t inline_most(const tuner *t) {
+    tuned way[2] = { { .world = world_with(t, "nodes_inline=4KiB", false) },
+                     { .world = world_with(t, "nodes_inline=128KiB", false) } };
+    size_t most = INLINE_LEAST;
+    double ratio = WINS;
+    for (size_t nbytes = 2 * INLINE_LEAST; nbytes <= INLINE_MOST && ratio >= 1; nbytes *= 2) {
+        ratio = gain(t, way, BENCH_SENDRECV, DTR_MEM_DEFAULT, nbytes);
+        most = ratio >= 1 ? nbytes : most;
+        if (t->talks) {
+            printf("# %-10s %10zu bytes: %.2f times as fast\n", "nodes_inline", nbytes, ratio);
+            fflush(stdout);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        dtr_world_destroy(way[i].world);
+    }
+    return most;
+}
+
 /* Between nodes, of which one rank each takes part; the others wait. */
 static void measure_between(const tuner *t, FILE *to) {
     int rank = 0, nodes = 1, all = 0;
@@ -278,11 +300,12 @@ static void measure_between(const tuner *t, FILE *to) {
             const size_t doubling = crossing(&between, &halved);
             const size_t segment = best_piece(&between, "nodes_segment", "nodes_piece=0,", false,
                                               SEGMENT, SEGMENT_LEAST, SEGMENT_MOST);
-            const size_t ring = ring_crossing(&between, segment);
+            const size_t ring = ring_crossing(&between, segment), most = inline_most(&between);
             if (to != NULL) {
                 write_threshold(to, "nodes_doubling", doubling / 4);
                 write_threshold(to, "nodes_ring", ring);
                 write_threshold(to, "nodes_segment", segment);
+                write_threshold(to, "nodes_inline", most);
             }
         }
         MPI_Comm_free(&between.node);

@@ -22,7 +22,7 @@ for ranks in 1 2; do
         fail "no thresholds of 2 hosts with $ranks ranks"
     }
     between=$(awk '$1 ~ /^nodes_/ { print $1 }' "$file" | tr '\n' ' ')
-    [ "$between" = "nodes_doubling nodes_ring nodes_segment " ] || fail "between hosts with $ranks ranks: '$between'"
+    [ "$between" = "nodes_doubling nodes_ring nodes_segment nodes_inline " ] || fail "between hosts with $ranks ranks: '$between'"
     [ "$(grep -c '^chunk ' "$file")" -eq $((ranks - 1)) ] || fail "thresholds of a node of $ranks ranks: $(cat "$file")"
     "${run[@]}" --hosts 2 --ranks "$ranks" -- env DTR_TUNE_FILE="$file" "$program" --sizes 8,1M --rounds 1 --no-gauge --no-peer \
         allreduce >"$folder/out" 2>&1 || {
