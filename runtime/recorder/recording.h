@@ -26,7 +26,7 @@ enum {
     DTR__RECORDING_STEPS = 32, /* the newest of training */
     DTR__RECORDING_FRAMES = 8,
     DTR__RECORDING_MODULES = 64,
-    DTR__RECORDING_RANKS_MAX = 1 << 17
+    DTR__RECORDING_RANKS_MAX = 1 << 20
 };
 
 /* An error text that is written while others may read: `version` is odd while it changes, 0 before
