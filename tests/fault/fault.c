@@ -1,7 +1,7 @@
 /* One program for all faults: fault CASE FOLDER [WAY]. Every rank that gets to judge writes what it
  * saw to FOLDER/rankN: a line per call, "NAME STATUS MESSAGE". tests/fault/run.py starts it and
- * judges. WAY is how the operation is called that meets the fault: small, large, async, scope or
- * backward. */
+ * judges. WAY is how the operation is called that meets the fault: small, large, async, scope,
+ * backward, or ordered, by an operator that does not commute. */
 #include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
@@ -51,10 +51,19 @@ static void put_pid(void) {
 
 /* ---- one operation, called in every way ---- */
 
-typedef enum way { ASYNC, SCOPE, BACKWARD, LARGE, SMALL } way;
-static const char *const way_names[] = { "async", "scope", "backward", "large", "small" };
+typedef enum way { ASYNC, SCOPE, BACKWARD, LARGE, ORDERED, SMALL } way;
+static const char *const way_names[] = {
+    "async", "scope", "backward", "large", "ordered", "small"
+};
 static way asked_way = SMALL;
 static dtr_ddp *asked_module; /* of BACKWARD */
+static dtr_op last_one;       /* of ORDERED */
+
+/* It does not commute, so ranks take their turns. */
+static void take_last(void *inout, const void *in, size_t count, dtr_dtype dtype, void *arg) {
+    (void)arg;
+    memcpy(inout, in, count * dtr_dtype_size(dtype));
+}
 
 static dtr_status call_as(dtr_group *g, dtr_ddp *ddp, way as, double limit_s) {
     static float large[BIG];
@@ -80,6 +89,8 @@ static dtr_status call_as(dtr_group *g, dtr_ddp *ddp, way as, double limit_s) {
         return s == DTR_OK ? dtr_ddp_backward_end(ddp, NULL) : s;
     case LARGE:
         return dtr_allreduce(g, l, l, DTR_MAX, &o, NULL);
+    case ORDERED:
+        return dtr_allreduce(g, l, l, last_one, &o, NULL);
     default:
         return dtr_allreduce(g, b, b, DTR_MAX, &o, NULL);
     }
@@ -560,6 +571,9 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; argc == 4 && i <= SMALL; i++) {
         asked_way = strcmp(way_names[i], argv[3]) == 0 ? (way)i : asked_way;
+    }
+    if (asked_way == ORDERED && dtr_op_create(world, take_last, NULL, false, &last_one) != DTR_OK) {
+        return 2;
     }
     if (asked_way == BACKWARD) {
         bool waits = strstr(argv[1], "absent") != NULL || strcmp(argv[1], "stopped") == 0 ||

@@ -35,6 +35,7 @@ def check(condition, what):
 TITLE = {"small": r"allreduce #21 f32 x 1000 max 'grad\.3' group 'world'",
          "large": r"allreduce #21 f32 x 300000 max 'grad\.3' group 'world'",
          "async": r"allreduce #21 f32 x 300000 max 'grad\.3' group 'world'",
+         "ordered": r"allreduce #21 f32 x 300000 user op \d+ 'grad\.3' group 'world'",
          "scope": r"coalesced #21 \(\d operations?\) group 'world'",
          "backward": r"allreduce #\d+ f32 x \d+ avg 'ddp\d+\.bucket0' group 'world\.ddp'"}[way]
 SITE = r"fault\.c:"

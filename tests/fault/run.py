@@ -3,7 +3,7 @@
 run.py MPIEXEC PROGRAM DOCTOR FOLDER CASE RANKS [BACKEND [NODE_RANKS [BED [WAY]]]]
 
 NODE_RANKS: so many ranks are a node; 0: hosts are nodes. BED: scripts/testbed/run, to make a host of every node; "-": none.
-WAY: how the operation is called that meets the fault (small large async scope backward), where the case asks for it.
+WAY: how the operation is called that meets the fault (small large async scope backward ordered), where the case asks for it.
 
 Exit 0: as it must be. Every call that a rank noted must have come back in time: see in_time().
 """
