@@ -72,6 +72,33 @@ static void reductions(dtr_group *g, int rank, int n, int64_t *in, int64_t *out)
     EXPECT(out[0] == all * 1000 + (int64_t)n * (rank * c % 97), "reduce_scatter");
 }
 
+static void thrice_and(void *inout, const void *in, size_t count, dtr_dtype dtype, void *arg) {
+    int64_t *x = inout;
+    const int64_t *y = in;
+    (void)dtype;
+    (void)arg;
+    for (size_t k = 0; k < count; k++) {
+        x[k] = 3 * x[k] + y[k];
+    }
+}
+
+/* In the order of ranks, which over nodes pass sums on. */
+static void ordered(dtr_world *w, dtr_group *g, int rank, int n, int64_t *in, int64_t *out) {
+    dtr_op op;
+    int64_t upto = 0, all = 0;
+    for (int r = 0; r < n; r++) {
+        all = 3 * all + value(r, 5);
+        upto = r == rank ? all : upto;
+    }
+    fill(in, rank, COUNT);
+    EXPECT_OK(dtr_op_create(w, thrice_and, NULL, false, &op));
+    EXPECT_OK(dtr_allreduce(g, of(in, COUNT), of(out, COUNT), op, NULL, NULL));
+    EXPECT(out[5] == all && out[5 + 97] == all, "allreduce in the order of ranks");
+    EXPECT_OK(dtr_scan(g, of(in, COUNT), of(out, COUNT), op, NULL, NULL));
+    EXPECT(out[5] == upto, "scan in the order of ranks");
+    EXPECT_OK(dtr_op_free(w, op));
+}
+
 static void moves(dtr_group *g, int rank, int n, int64_t *in, int64_t *out) {
     const int c = 10;
     size_t counts[16], sum = 0;
@@ -124,6 +151,7 @@ static void use(dtr_world *w, dtr_group *g) {
     const int rank = dtr_group_rank(g), n = dtr_group_size(g);
     int64_t *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out);
     reductions(g, rank, n, in, out);
+    ordered(w, g, rank, n, in, out);
     moves(g, rank, n, in, out);
     if (n > 1 && n == dtr_world_size(w)) {
         messages(w, g, rank, n, in, out);
