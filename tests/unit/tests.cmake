@@ -106,7 +106,9 @@ dtr_add_why_test(node "" "1048576 elements.*on 1 node;.*hier +0  cannot: its ran
 dtr_add_why_test(nodes "" "shm +0  cannot: its ranks are on several nodes.*hier +40  can serve it.*hier is chosen"
   allreduce bf16 4MiB --ranks 8 --nodes 2)
 dtr_add_why_test(alone "" "self is chosen" broadcast i64 1K --ranks 1)
-dtr_add_why_test(order "" "hier +10  can serve it, as mpi does: the group is deterministic.*mpi is chosen"
+dtr_add_why_test(order "" "hier +10  can serve it, as mpi does: sums are made in rank order, and it is so small.*mpi is chosen"
+  allreduce f32 512 --ranks 64 --nodes 8 --deterministic)
+dtr_add_why_test(order_over_nodes "" "deterministic;.*hier +40  can serve it.*hier is chosen"
   reduce_scatter f32 1M --ranks 8 --nodes 2 --deterministic)
 dtr_add_why_test(named cpu:mpi "shm +60.*names another.*mpi is chosen: it is named" alltoall u8 1G)
 dtr_add_why_test(refused cpu:shm "none is chosen: the call would be refused" allgather f32 64 --ranks 4 --nodes 2)
