@@ -195,7 +195,7 @@ dtr_add_mpi_run(sent_late_alone TARGET test_sent_late NPROCS 2 ENVIRONMENT DTR_P
 include(${CMAKE_CURRENT_LIST_DIR}/groups.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/rows.cmake)
 dtr_add_mpi_run(groups_exact_hier TARGET test_groups_exact NPROCS 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
-dtr_add_mpi_test(rank_order SOURCES mpi/rank_order.c NPROCS 1 2 4)
+dtr_add_mpi_test(rank_order SOURCES mpi/rank_order.c NPROCS 1 2 3 4 7)
 dtr_add_mpi_run(rank_order_hier TARGET test_rank_order NPROCS 3 4 7 ENVIRONMENT DTR_NODE_RANKS=2)
 dtr_add_mpi_run(rank_order_three TARGET test_rank_order NPROCS 7 ENVIRONMENT DTR_NODE_RANKS=3)
 dtr_add_mpi_run(rank_order_alone TARGET test_rank_order NPROCS 4 ENVIRONMENT DTR_NODE_RANKS=2 DTR_PROGRESS_THREAD=0)
