@@ -84,7 +84,7 @@ static void run_local(const player *p, const dtr__mpi_step *step) {
     if (step->kind == DTR__MPI_COPY) {
         memcpy(step->dst, step->src, step->n);
     } else if (step->kind == DTR__MPI_PACK || step->kind == DTR__MPI_UNPACK) {
-        dtr__mpi_copy_rows(step);
+        dtr__mpi_run_rows(step);
     } else if (step->kind == DTR__MPI_PREMUL) {
         dtr__premul(step->dst, step->src, step->n, p->s->dtype, p->s->premul);
     } else {

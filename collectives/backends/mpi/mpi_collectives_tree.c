@@ -144,11 +144,8 @@ static void broadcast(const tree *t) {
 }
 
 static char *move_rows(const tree *t, char *stage, char *block, size_t rows, size_t n, bool packs) {
-    if (packs) {
-        dtr__mpi_pack(t->b->s, stage, block, rows, n, t->block);
-    } else {
-        dtr__mpi_unpack(t->b->s, block, stage, rows, n, t->block);
-    }
+    dtr__mpi_copy_rows(t->b->s, packs ? DTR__MPI_PACK : DTR__MPI_UNPACK, packs ? stage : block,
+                       packs ? block : stage, rows, n, t->block);
     return stage + rows * n;
 }
 

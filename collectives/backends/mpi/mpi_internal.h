@@ -189,10 +189,9 @@ size_t dtr__mpi_mark(const dtr__mpi_sched *s);
 void dtr__mpi_wait(dtr__mpi_sched *s, size_t first, size_t last);
 void dtr__mpi_wait_all(dtr__mpi_sched *s);
 void dtr__mpi_copy(dtr__mpi_sched *s, void *dst, const void *src, size_t nbytes);
-void dtr__mpi_pack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
-                   size_t pitch);
-void dtr__mpi_unpack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
-                     size_t pitch);
+/* kind: PACK or UNPACK. */
+void dtr__mpi_copy_rows(dtr__mpi_sched *s, dtr__mpi_step_kind kind, void *dst, const void *src,
+                        size_t n_rows, size_t nbytes, size_t pitch);
 /* The own input is prepared before it is sent: it has a factor, or holds bytes that nobody has set.
  */
 static inline bool dtr__mpi_prepares(const dtr__call *c) {
@@ -205,7 +204,7 @@ void dtr__mpi_reduce(dtr__mpi_sched *s, void *dst, size_t count, int n_sources, 
 void dtr__mpi_source(dtr__mpi_sched *s, const void *src);
 void dtr__mpi_compare(dtr__mpi_sched *s);
 /* One step of PACK or UNPACK. */
-void dtr__mpi_copy_rows(const dtr__mpi_step *step);
+void dtr__mpi_run_rows(const dtr__mpi_step *step);
 /* Moves on until a WAIT is not satisfied: 1 when all steps are through, 0 when they are not, -1
  * when a work must see to it, which can then run the schedule. */
 int dtr__mpi_sched_poll(dtr__mpi_sched *s, const dtr_group *group);

@@ -190,29 +190,18 @@ void dtr__mpi_copy(dtr__mpi_sched *s, void *dst, const void *src, size_t nbytes)
 }
 
 /* Rows that touch are one. */
-static void add_rows(dtr__mpi_sched *s, dtr__mpi_step step, size_t n_rows) {
-    if (step.n == step.pitch || n_rows <= 1) {
-        dtr__mpi_copy(s, step.dst, step.src, step.n * n_rows);
-    } else if (step.n != 0) {
-        step.first = (uint32_t)n_rows;
-        add_step(s, step);
+void dtr__mpi_copy_rows(dtr__mpi_sched *s, dtr__mpi_step_kind kind, void *dst, const void *src,
+                        size_t n_rows, size_t nbytes, size_t pitch) {
+    if (nbytes == pitch || n_rows <= 1) {
+        dtr__mpi_copy(s, dst, src, nbytes * n_rows);
+    } else if (nbytes != 0) {
+        add_step(s, (dtr__mpi_step){ .kind = kind,
+                                     .first = (uint32_t)n_rows,
+                                     .n = nbytes,
+                                     .pitch = pitch,
+                                     .dst = dst,
+                                     .src = src });
     }
-}
-
-void dtr__mpi_pack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
-                   size_t pitch) {
-    add_rows(s,
-             (dtr__mpi_step){
-                 .kind = DTR__MPI_PACK, .n = nbytes, .pitch = pitch, .dst = dst, .src = src },
-             n_rows);
-}
-
-void dtr__mpi_unpack(dtr__mpi_sched *s, void *dst, const void *src, size_t n_rows, size_t nbytes,
-                     size_t pitch) {
-    add_rows(s,
-             (dtr__mpi_step){
-                 .kind = DTR__MPI_UNPACK, .n = nbytes, .pitch = pitch, .dst = dst, .src = src },
-             n_rows);
 }
 
 void dtr__mpi_premul(dtr__mpi_sched *s, void *dst, const void *src, size_t count) {
@@ -324,7 +313,7 @@ static dtr_status linger(dtr__mpi_sched *s, dtr__mpi_transfer *t, const dtr_grou
     return look ? doubt(group, w, t) : DTR_OK;
 }
 
-void dtr__mpi_copy_rows(const dtr__mpi_step *step) {
+void dtr__mpi_run_rows(const dtr__mpi_step *step) {
     const size_t from = step->kind == DTR__MPI_PACK ? step->pitch : step->n;
     const size_t to = step->kind == DTR__MPI_PACK ? step->n : step->pitch;
     for (size_t i = 0; i < step->first; i++) {
@@ -337,7 +326,7 @@ static void run_local(const dtr__mpi_sched *s, const dtr__mpi_step *step) {
     if (step->kind == DTR__MPI_COPY) {
         memcpy(step->dst, step->src, step->n);
     } else if (step->kind == DTR__MPI_PACK || step->kind == DTR__MPI_UNPACK) {
-        dtr__mpi_copy_rows(step);
+        dtr__mpi_run_rows(step);
     } else if (step->kind == DTR__MPI_REDUCE) {
         dtr__reduce(step->dst, &s->sources[step->first], (int)(step->last - step->first), step->n,
                     s->dtype, s->op, step->divisor, NULL);
