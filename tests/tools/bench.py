@@ -62,6 +62,9 @@ def check_modes():
     strict([mpiexec, "-n", "1", program, "--sizes", "8", "--rounds", "1", "--json", out], out, lambda report: report["void"])
     table, report = bench(2, "--no-peer", "--sizes", "8", "--rounds", "1", "--no-gauge")
     expect("ratio" not in report["rows"][0] and table[0][-1] == "-", "a ratio without a peer: %s", table)
+    expect(report["deterministic"] is False, "deterministic unasked: %s", report)
+    _, report = bench(2, "--deterministic", "--sizes", "4K", "--rounds", "1", "--no-gauge")
+    expect(report["deterministic"] is True and report["wrong"] == 0, "in rank order: %s", report)
 
 
 def check_refusals():
