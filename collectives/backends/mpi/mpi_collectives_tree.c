@@ -169,7 +169,7 @@ static void move_blocks(const tree *t, char *stage, char *blocks, size_t n, bool
     (void)move_rows(t, stage, blocks + (size_t)first * t->block, rows, n, packs);
 }
 
-/* ---- scatter, gather: parts ---- */
+/* ---- scatter, gather, reduce: parts ---- */
 
 /* A bank has a part of each rank of the own subtree. */
 typedef struct parts {
@@ -187,6 +187,10 @@ static size_t part_of(const parts *p, size_t k) {
     return dtr__mpi_min(p->most, p->t->block - part_at(p, k));
 }
 
+static bool sums_prepared(const dtr__call *c) {
+    return c->kind == DTR__K_REDUCE && dtr__mpi_prepares(c);
+}
+
 /* False: no memory. */
 static bool cut(parts *p, const tree *t) {
     const dtr__mpi_build *b = t->b;
@@ -196,7 +200,7 @@ static bool cut(parts *p, const tree *t) {
     if (p->most > 0) {
         p->n = (t->block - 1) / p->most + 1;
     }
-    if (t->n_children > 0 || t->parent < 0) {
+    if (t->n_children > 0 || t->parent < 0 || sums_prepared(b->call)) {
         const size_t bank = t->n * p->most;
         p->bank[0] = dtr__mpi_stage(b->s, p->n > 1 ? 2 * bank : bank);
         p->bank[1] = p->bank[0] != NULL && p->n > 1 ? p->bank[0] + bank : p->bank[0];
@@ -250,7 +254,7 @@ static void scatter_pass(parts *p, size_t k) {
     }
 }
 
-/* Part k comes from the children. */
+/* Part k comes from the children, for a gather or the sum of a reduce. */
 static void gather_take(parts *p, size_t k) {
     const tree *t = p->t;
     const dtr__mpi_build *b = t->b;
@@ -262,8 +266,32 @@ static void gather_take(parts *p, size_t k) {
         dtr__mpi_recv(b->s, p->bank[k & 1] + e->at * n, e->n * n, e->peer);
     }
     p->came[k & 1][1] = dtr__mpi_mark(b->s);
-    if (p->bank[0] != NULL) {
-        dtr__mpi_copy(b->s, p->bank[k & 1], (const char *)b->call->in + part_at(p, k), n);
+    const char *in = (const char *)b->call->in + part_at(p, k);
+    if (sums_prepared(b->call)) {
+        dtr__mpi_premul(b->s, p->bank[k & 1], in, n / b->esize);
+    } else if (p->bank[0] != NULL) {
+        dtr__mpi_copy(b->s, p->bank[k & 1], in, n);
+    }
+}
+
+/* Of all blocks' part k in `bank`, in rank order. */
+static void sum_blocks(const parts *p, size_t k, const char *bank) {
+    const tree *t = p->t;
+    const dtr__mpi_build *b = t->b;
+    const size_t n = part_of(p, k);
+    size_t *position = dtr__mpi_slices(b->s, b->size);
+    if (position == NULL || n == 0) {
+        return;
+    }
+    for (int v = 0, i = 0; v < t->n_nodes; v++) {
+        for (int j = 0; j < ranks_at(t, v); j++, i++) {
+            position[rank_at(t, v, j)] = (size_t)i;
+        }
+    }
+    dtr__mpi_reduce(b->s, (char *)b->call->out + part_at(p, k), n / b->esize, b->size,
+                    b->s->divisor);
+    for (int r = 0; r < b->size; r++) {
+        dtr__mpi_source(b->s, bank + position[r] * n);
     }
 }
 
@@ -274,7 +302,9 @@ static void gather_pass(parts *p, size_t k) {
     char *bank = p->bank[k & 1];
     await(p, p->came[k & 1]);
     p->sent[k & 1][0] = dtr__mpi_mark(b->s);
-    if (t->parent < 0) {
+    if (t->parent < 0 && b->call->kind == DTR__K_REDUCE) {
+        sum_blocks(p, k, bank);
+    } else if (t->parent < 0) {
         move_blocks(t, bank, (char *)b->call->out + part_at(p, k), n, false);
     } else {
         dtr__mpi_send(b->s, bank != NULL ? bank : (const char *)b->call->in + part_at(p, k),
@@ -298,62 +328,6 @@ static void run(const tree *t, void (*take)(parts *p, size_t k), void (*pass)(pa
     dtr__mpi_wait_all(t->b->s);
 }
 
-/* ---- reduce ---- */
-
-/* The blocks of the own subtree, in the order of the line. */
-static const char *collect(const tree *t) {
-    const dtr__mpi_build *b = t->b;
-    const bool scaled = dtr__mpi_prepares(b->call);
-    if (t->n_children == 0 && t->parent >= 0 && !scaled) {
-        return b->call->in;
-    }
-    char *stage = dtr__mpi_stage(b->s, t->n * t->block);
-    if (stage == NULL) {
-        return NULL;
-    }
-    for (int i = 0; i < t->n_children; i++) {
-        const edge *e = &t->child[i];
-        dtr__mpi_recv(b->s, stage + e->at * t->block, e->n * t->block, e->peer);
-    }
-    if (scaled) {
-        dtr__mpi_premul(b->s, stage, b->call->in, b->call->in_count);
-    } else {
-        dtr__mpi_copy(b->s, stage, b->call->in, t->block);
-    }
-    dtr__mpi_wait_all(b->s);
-    return stage;
-}
-
-static void sum_blocks(const tree *t, const char *stage) {
-    const dtr__mpi_build *b = t->b;
-    size_t *position = dtr__mpi_slices(b->s, b->size);
-    if (position == NULL || t->block == 0) {
-        return;
-    }
-    for (int v = 0, i = 0; v < t->n_nodes; v++) {
-        for (int j = 0; j < ranks_at(t, v); j++, i++) {
-            position[rank_at(t, v, j)] = (size_t)i;
-        }
-    }
-    dtr__mpi_reduce(b->s, b->call->out, b->call->in_count, b->size, b->s->divisor);
-    for (int r = 0; r < b->size; r++) {
-        dtr__mpi_source(b->s, stage + position[r] * t->block);
-    }
-}
-
-static void reduce(const tree *t) {
-    const char *stage = collect(t);
-    if (t->b->s->no_memory) {
-        return;
-    }
-    if (t->parent >= 0) {
-        dtr__mpi_send(t->b->s, stage, t->n * t->block, t->parent);
-        dtr__mpi_wait_all(t->b->s);
-    } else {
-        sum_blocks(t, stage);
-    }
-}
-
 bool dtr__mpi_build_tree(const dtr__mpi_build *b) {
     const dtr__call *c = b->call;
     const dtr__mpi_tuning *tuning = &b->state->tuning;
@@ -366,10 +340,8 @@ bool dtr__mpi_build_tree(const dtr__mpi_build *b) {
         broadcast(&t);
     } else if (c->kind == DTR__K_SCATTER) {
         run(&t, scatter_take, scatter_pass);
-    } else if (c->kind == DTR__K_GATHER) {
-        run(&t, gather_take, gather_pass);
     } else {
-        reduce(&t);
+        run(&t, gather_take, gather_pass);
     }
     return true;
 }
