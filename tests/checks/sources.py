@@ -1,9 +1,10 @@
-"""No source file carries marks of unfinished work or of a merge or names a private path. (words.py: none is too long.) No shell
-script lets a program write to a reader that leaves early: under pipefail that is a failure, if the program is slow."""
+"""No source file carries marks of unfinished work or of a merge or names a private path. (words.py: none is too long.) All files
+that git keeps are text. No shell script lets a program write to a reader that leaves early: under pipefail that is a failure, if the program is slow."""
 import os
 import re
+import subprocess
 
-from common import read, tree_files, verdict
+from common import ROOT, read, tree_files, verdict
 
 CODE = (".c", ".h", ".cu", ".f90", ".F90", ".py", ".sh", ".cmake", "CMakeLists.txt")
 # Put together here so that this file does not contain them.
@@ -15,7 +16,25 @@ FORBIDDEN = re.compile("|".join([r"\b%s\b" % w for w in WORDS] + [re.escape(p) f
 
 LEAVES_EARLY = re.compile(r"\|\s*grep -\w*q")
 
-problems = []
+
+
+def kept_files():
+    """What git keeps; where there is no git, nothing is known."""
+    try:
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [path for path in os.fsdecode(listed.stdout).split("\0") if path]
+
+
+def is_text(path):
+    try:
+        return not os.path.isfile(os.path.join(ROOT, path)) or "\0" not in read(path)
+    except UnicodeDecodeError:
+        return False
+
+
+problems = ["%s: is no text" % path for path in kept_files() if not is_text(path)]
 files = [f for f in tree_files() if f.endswith(CODE + (".md", ".def", ".map", ".in", ".json"))
          or os.path.dirname(f) in ("scripts", ".ci")]
 for path in files:
