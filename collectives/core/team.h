@@ -22,6 +22,7 @@ typedef struct dtr__group_backends {
     int n, served;
     bool named;                       /* by the caller: it never falls back */
     bool takes_devices;               /* device buffers may come */
+    bool windows;                     /* all members are to have windows of NCCL, and can */
     const dtr__backend *device_named; /* and then the one for them that the caller named, if any */
     char *asked, *chosen;             /* texts of dtr_group_info */
     struct dtr__nodes *nodes;         /* core/nodes.h; NULL: it is one, or each rank has its own */

@@ -53,8 +53,8 @@ int dtr__gpu_choose(const dtr__gpu_rank *rank, int size, int me) {
 
 static int by_gpu(const void *x, const void *y) {
     const dtr__gpu_seat *a = x, *b = y;
-    if (a->of->host != b->of->host) {
-        return a->of->host < b->of->host ? -1 : 1;
+    if (a->host != b->host) {
+        return a->host < b->host ? -1 : 1;
     }
     const int order = memcmp(a->uuid, b->uuid, DTR__GPU_UUID);
     return order != 0 ? order : (a->rank > b->rank) - (a->rank < b->rank);
@@ -65,10 +65,10 @@ void dtr__gpu_seats_sort(dtr__gpu_seat *seat, int n) {
 }
 
 bool dtr__gpu_one_seat(const dtr__gpu_seat *a, const dtr__gpu_seat *b) {
-    return a->of->host == b->of->host && memcmp(a->uuid, b->uuid, DTR__GPU_UUID) == 0;
+    return a->host == b->host && memcmp(a->uuid, b->uuid, DTR__GPU_UUID) == 0;
 }
 
-bool dtr__gpu_wanted_by_user(const dtr__gpu_rank *a, const dtr__gpu_rank *b) {
+bool dtr__gpu_wanted_by_user(const dtr__gpu_seat *a, const dtr__gpu_seat *b) {
     return (a->several && b->several) ||
            (a->nccl_id != 0 && b->nccl_id != 0 && a->nccl_id != b->nccl_id);
 }
@@ -78,7 +78,7 @@ int dtr__gpu_first_shared(const dtr__gpu_seat *seat, int n, bool allowed) {
     for (int i = 0; i < n; i++) {
         bool shared = first >= 0 && seat[i].rank > seat[first].rank; /* then it does not matter */
         for (int j = i + 1; j < n && !shared && dtr__gpu_one_seat(&seat[i], &seat[j]); j++) {
-            if (!allowed || !dtr__gpu_wanted_by_user(seat[i].of, seat[j].of)) {
+            if (!allowed || !dtr__gpu_wanted_by_user(&seat[i], &seat[j])) {
                 first = i;
                 shared = true;
             }

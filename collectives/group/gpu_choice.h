@@ -33,11 +33,12 @@ static inline int dtr__gpus_listed(const dtr__gpu_rank *r) {
 /* The device of rank `me` of `size`, which has none in its options; 0 without memory. */
 int dtr__gpu_choose(const dtr__gpu_rank *rank, int size, int me);
 
-/* A GPU that a rank uses, for the search. */
+/* What a member of a group says of the GPU that it is going to use. */
 typedef struct dtr__gpu_seat {
-    const dtr__gpu_rank *of;
-    const unsigned char *uuid;
-    int rank;
+    uint64_t host, nccl_id;                 /* these five as above */
+    int32_t nccl, several, windows, device; /* -1: not known, or of more than are listed */
+    int32_t rank;                           /* in the group */
+    unsigned char uuid[DTR__GPU_UUID];
 } dtr__gpu_seat;
 /* Seats of the same GPU one after the other, of lower ranks first. */
 void dtr__gpu_seats_sort(dtr__gpu_seat *seat, int n);
@@ -46,6 +47,6 @@ bool dtr__gpu_one_seat(const dtr__gpu_seat *a, const dtr__gpu_seat *b);
  * to. `allowed`: the user's settings let NCCL put several ranks on one. */
 int dtr__gpu_first_shared(const dtr__gpu_seat *seat, int n, bool allowed);
 /* Settings with which NCCL itself puts both ranks on one GPU. */
-bool dtr__gpu_wanted_by_user(const dtr__gpu_rank *a, const dtr__gpu_rank *b);
+bool dtr__gpu_wanted_by_user(const dtr__gpu_seat *a, const dtr__gpu_seat *b);
 
 #endif /* DTR_GPU_CHOICE_H */

@@ -1,5 +1,6 @@
-/* What the ranks of a world have sent each other about their GPUs at its creation, constant from
- * then on. Every decision about device buffers follows from it, so all ranks decide alike. */
+/* What the ranks of a world and of a group have sent each other about their GPUs when it was made,
+ * constant from then on. Every decision about device buffers follows from it, so all ranks decide
+ * alike. */
 #ifndef DTR_GPUS_H
 #define DTR_GPUS_H
 

@@ -1,6 +1,6 @@
-/* What the table of a world's GPUs decides, on the stand-ins: ranks that share a GPU, versions that
- * are too old or differ, no NCCL at all. DTR_TEST_POSE says which of it this run shows; the
- * environment is set before anything of the library is called. */
+/* What ranks decide by what they have reported of their GPUs, on the stand-ins: ranks that share a
+ * GPU, versions that are too old or differ, no NCCL at all. DTR_TEST_POSE says which of it this run
+ * shows; the environment is set before anything of the library is called. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +19,11 @@ static const char *pose(void) {
 
 /* What the warning and the refusal say of each. */
 static const char *reason(void) {
-    return strcmp(pose(), "old") == 0     ? "2.18 is needed"
+    static char last[64];
+    snprintf(last, sizeof last, "not available on rank %d (world %d): libnccl.so.2 is version 2.17",
+             th_size() - 1, th_size() - 1);
+    return strcmp(pose(), "last") == 0    ? last
+           : strcmp(pose(), "old") == 0   ? "2.18 is needed"
            : strcmp(pose(), "mixed") == 0 ? "different versions of NCCL: rank 0 has"
            : strcmp(pose(), "none") == 0  ? "NCCL is not available on rank 0"
                                           : "share one GPU";
@@ -159,10 +163,15 @@ static void make(Suite *s) {
 int main(int argc, char **argv) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     rank = rank != NULL ? rank : getenv("PMI_RANK");
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
+    size = size != NULL ? size : getenv("PMI_SIZE");
+    const int last = size != NULL ? atoi(size) - 1 : 0;
     if (rank != NULL && strcmp(pose(), "wanted") == 0) {
         setenv("NCCL_HOSTID", rank, 1);
     } else if (rank != NULL && strcmp(pose(), "mixed") == 0 && atoi(rank) == 1) {
         setenv("DTR_FAKE_NCCL_VERSION", "22203", 1);
+    } else if (rank != NULL && strcmp(pose(), "last") == 0 && atoi(rank) == last) {
+        setenv("DTR_FAKE_NCCL_VERSION", "21701", 1);
     }
     return th_main(argc, argv, "nccl world", make);
 }

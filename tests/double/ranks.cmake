@@ -37,6 +37,10 @@ dtr_add_mpi_run(double_stage_funneled TARGET test_double_stage NPROCS 2 LABELS d
 if(TARGET PkgConfig::HWLOC)
   dtr_add_double_mpi_test(double_nearest NPROCS 4 SOURCES nearest.c LIBS fake_cudart ENVIRONMENT DTR_FAKE_CUDA_NDEV=4
     DTR_FAKE_CUDA_UUID=one "DTR_TEST_TOPOLOGY=${CMAKE_CURRENT_SOURCE_DIR}/two_packages.xml")
+  # Containers of one machine.
+  dtr_add_mpi_run(double_nearest_nodes TARGET test_double_nearest NPROCS 4 LABELS double TIMEOUT 300 ENVIRONMENT
+    ${DTR_DOUBLE_ENVIRONMENT} DTR_FAKE_CUDA_NDEV=4 DTR_FAKE_CUDA_UUID=one DTR_NODE_RANKS=2
+    "DTR_TEST_TOPOLOGY=${CMAKE_CURRENT_SOURCE_DIR}/two_packages.xml")
 endif()
 
 # A library in the place of a profiler counts the ranges of DTR_NVTX.

@@ -166,11 +166,12 @@ static void share(int n) {
     dtr__gpu_rank *rank = hosts_with_gpus(n);
     dtr__gpu_seat *seat = calloc((size_t)n, sizeof *seat);
     ck_assert_ptr_nonnull(seat);
-    rank[0].several = rank[1].several = 1;
     for (int pass = 0; pass < 3; pass++) { /* nobody shares; those two do; and two more */
         for (int r = 0; r < n; r++) {
             const int d = (pass > 0 && r == 1) || (pass > 1 && r == n - 1) ? 0 : r % LOCAL;
-            seat[n - 1 - r] = (dtr__gpu_seat){ &rank[r], rank[r].uuid[d], r };
+            dtr__gpu_seat *s = &seat[n - 1 - r];
+            *s = (dtr__gpu_seat){ .host = rank[r].host, .several = r < 2, .rank = r };
+            memcpy(s->uuid, rank[r].uuid[d], sizeof s->uuid);
         }
         dtr__gpu_seats_sort(seat, n);
         const int any = dtr__gpu_first_shared(seat, n, false);
