@@ -269,7 +269,6 @@ static dtr_status post_body(const dtr_group *group, const dtr_work *w, dtr__mpi_
                                     look_first ? DTR__SEND_ACCEPTED : DTR__SEND_PLAIN, &p->body));
     }
     p->posted += (size_t)length;
-    P2P_TRY(w, "MPI_Test", look_at(group, p, &p->body));
     return DTR_OK;
 }
 
