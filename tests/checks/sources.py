@@ -1,5 +1,6 @@
 """No source file carries marks of unfinished work or of a merge or names a private path. (words.py: none is too long.) All files
-that git keeps are text. No shell script lets a program write to a reader that leaves early: under pipefail that is a failure, if the program is slow."""
+that git keeps are text. No shell script lets a program write to a reader that leaves early: under pipefail that is a failure, if
+the program is slow."""
 import os
 import re
 import subprocess
@@ -15,7 +16,6 @@ MERGE = ["^<{7} ", "^>{7} "]  # what an unfinished merge leaves
 FORBIDDEN = re.compile("|".join([r"\b%s\b" % w for w in WORDS] + [re.escape(p) for p in PATHS] + MERGE))
 
 LEAVES_EARLY = re.compile(r"\|\s*grep -\w*q")
-
 
 
 def kept_files():
