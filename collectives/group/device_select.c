@@ -212,7 +212,7 @@ dtr_status dtr__device_windows(dtr_group *g, int device, void *const *blocks, si
                                const char **way) {
     const char *why;
     bool nccl = strcmp(dtr__device_backend(g, NULL, &why), "nccl") == 0;
-    bool wanted = nccl && g->size > 1 && n > 0 && dtr__gpus_windows_wanted(g);
+    bool wanted = nccl && g->size > 1 && n > 0 && g->backends.windows;
     *way = "";
     DTR_TRY(wanted ? dtr_group_drain(g, -1) : DTR_OK); /* a communicator may have to go */
     return nccl ? dtr__nccl_windows(g, device, blocks, n, wanted, way) : DTR_OK;

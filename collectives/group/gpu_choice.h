@@ -25,7 +25,7 @@ typedef struct dtr__gpu_rank {
     char why[128];               /* NCCL cannot be used */
 } dtr__gpu_rank;
 
-/* Devices of a rank that are in the table. */
+/* Devices of a rank that the others are sent. */
 static inline int dtr__gpus_listed(const dtr__gpu_rank *r) {
     return r->devices < DTR__GPUS ? r->devices : DTR__GPUS;
 }
@@ -35,9 +35,10 @@ int dtr__gpu_choose(const dtr__gpu_rank *rank, int size, int me);
 
 /* What a member of a group says of the GPU that it is going to use. */
 typedef struct dtr__gpu_seat {
-    uint64_t host, nccl_id;                 /* these five as above */
-    int32_t nccl, several, windows, device; /* -1: not known, or of more than are listed */
-    int32_t rank;                           /* in the group */
+    uint64_t host, nccl_id;         /* these */
+    int32_t nccl, several, windows; /* and these as above */
+    int32_t device;                 /* -1: not known, or none of those that are listed */
+    int32_t rank;                   /* in the group */
     unsigned char uuid[DTR__GPU_UUID];
 } dtr__gpu_seat;
 /* Seats of the same GPU one after the other, of lower ranks first. */

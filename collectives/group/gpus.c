@@ -185,13 +185,13 @@ dtr_status dtr__gpus_open(dtr_world *world, dtr__gpus **gpus) {
     if (s == DTR_OK && t != NULL) {
         describe_own(world, &t->own);
         s = compare(world, t);
-        s = s == DTR_OK && !t->alike ? choose_default(world, &t->own) : s;
-        note_versions(world);
+        s = s == DTR_OK && !t->alike && !t->all_named ? choose_default(world, &t->own) : s;
     }
     if (s < 0) {
         free(t);
         return s;
     }
+    note_versions(world);
     *gpus = t;
     return DTR_OK;
 }
@@ -261,10 +261,6 @@ static bool want_windows(const dtr__gpu_seat *seat, int n) {
               seat[r].nccl_id == seat[0].nccl_id;
     }
     return all;
-}
-
-bool dtr__gpus_windows_wanted(const dtr_group *g) {
-    return g->backends.windows;
 }
 
 /* Members whose GPU the one at `first` uses too, and which. */

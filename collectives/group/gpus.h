@@ -16,10 +16,8 @@ bool dtr__gpus_all_named(const dtr__gpus *gpus); /* every rank's options have a 
 
 /* ---- of a group ---- */
 bool dtr__gpus_usable(const dtr_group *g); /* this rank can have a device buffer */
-/* Whether NCCL can serve the group; `why` not. Collective, because which devices the members use is
- * known to each of them only. */
+/* Whether NCCL can serve the group; `why` not; and backends.windows. Collective, because which
+ * devices the members use is known to each of them only. */
 dtr_status dtr__gpus_serve_nccl(dtr_group *g, char *why, size_t cap, bool *serve);
-/* Whether every member is to have windows of NCCL, and its NCCL can make them. */
-bool dtr__gpus_windows_wanted(const dtr_group *g);
 
 #endif /* DTR_GPUS_H */
